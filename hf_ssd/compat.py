@@ -1,0 +1,41 @@
+"""Every difference between the supported transformers versions (5.17 to 5.24), and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from transformers import GenerationMixin
+from transformers.cache_utils import Cache
+from transformers.generation import candidate_generator
+
+# The argument and output field that holds the cache: renamed from `past_key_values` to `cache` on the way to 5.24.
+CACHE_KEY = (
+    "cache"
+    if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    else "past_key_values"
+)
+
+
+def output_cache(outputs: Any) -> Cache | None:
+    """The cache in a model's output, under whichever name this version gives it."""
+    return outputs.get(CACHE_KEY)
+
+
+def extend_model_kwargs(model_kwargs: dict[str, Any], num_tokens: int, new_length: int) -> dict[str, Any]:
+    """A copy of `model_kwargs` whose mask, token types and positions cover draft tokens.
+
+    Args:
+        model_kwargs: Keyword arguments of the next forward without them.
+        num_tokens: Number of draft tokens.
+        new_length: Length of the sequence with them.
+    """
+    extended = dict(model_kwargs)
+    # 5.17 expects no mask at all where 5.24 accepts `None`.
+    if extended.get("attention_mask") is not None:
+        extended = candidate_generator._prepare_attention_mask(extended, new_length, False)
+    extended = candidate_generator._prepare_token_type_ids(extended, new_length)
+    position_ids = extended.get("position_ids")
+    if position_ids is not None and num_tokens > 0:
+        extended = candidate_generator._prepare_position_ids(extended, position_ids.shape[-1] + num_tokens, False)
+    return extended

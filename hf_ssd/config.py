@@ -1,0 +1,165 @@
+"""`SSDConfig`: everything that can be set about speculative speculative decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+Mode = Literal["ssd", "sd", "ar"]
+Backend = Literal["auto", "process", "inline"]
+
+MODES = ("ssd", "sd", "ar")
+BACKENDS = ("auto", "process", "inline")
+FAN_OUTS = ("geometric", "uniform")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SSDConfig:
+    """Settings of one call. Immutable; every value is checked when the object is made.
+
+    Args:
+        mode: `"ssd"` drafts for the likely outcomes while the target verifies, `"sd"` drafts only after each outcome
+            (the same code without the speculation cache), `"ar"` uses no assistant.
+        num_assistant_tokens: Most draft tokens in one speculation (K). `"auto"` allows up to 8 and, when drafting
+            just in time, picks the number that the measured times and acceptance favour.
+        cache_budget: Outcomes that are prepared per round (B), the sum of the fan-out.
+        fan_out: How the budget is split over the accepted lengths: `"geometric"` by their probability (arXiv
+            2603.03251, theorem 12), `"uniform"`, or numbers for 0, 1, 2, ... accepted tokens, of which the last
+            stands for all longer ones; a list is its own budget.
+        expected_acceptance: Chance that a draft token is accepted, believed until enough rounds were measured.
+        power_law_exponent: `r` in "F prepared bonus tokens miss with probability F^-r".
+        draft_vocab_size: Tokens that draft continuations are chosen from; outcomes always use the full vocabulary.
+            `"auto"` is a quarter of a vocabulary of 32,768 or more, otherwise off; `None` is off.
+        backend: `"process"` runs the assistant in a process of its own, `"inline"` in the caller's thread, where
+            nothing overlaps; `"auto"` is `"process"` where the system has what it needs.
+        assistant_device: `"auto"` takes the device with most free memory that the target does not use, and shares the
+            target's where there is none. Anything that `torch.device` takes is obeyed.
+        target_threads: CPU threads of the target while it is assisted. `None` is what the assistant leaves.
+        assistant_threads: CPU threads of the assistant's process. `None` is a quarter of the cores, at least one.
+        timeout_s: Seconds without an answer after which the assistant is given up; the call then goes on without it.
+        trace: Keep time stamps of what both sides did in `ssd_stats`.
+
+    Raises:
+        ValueError: If a value is not allowed. The message names field, rule, value and remedy.
+        TypeError: If a value is of the wrong type.
+    """
+
+    mode: Mode = "ssd"
+    num_assistant_tokens: int | Literal["auto"] = "auto"
+    cache_budget: int = 8
+    fan_out: Literal["geometric", "uniform"] | tuple[int, ...] = "geometric"
+    expected_acceptance: float = 0.7
+    power_law_exponent: float = 0.8
+    draft_vocab_size: int | Literal["auto"] | None = "auto"
+    backend: Backend = "auto"
+    assistant_device: str = "auto"
+    target_threads: int | None = None
+    assistant_threads: int | None = None
+    timeout_s: float = 60.0
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        _check_choice("mode", self.mode, MODES)
+        _check_choice("backend", self.backend, BACKENDS)
+        if self.num_assistant_tokens != "auto":
+            _check_int("num_assistant_tokens", self.num_assistant_tokens, 1, 'Use mode="ar" to draft nothing.')
+        _check_int("cache_budget", self.cache_budget, 1, 'Use mode="sd" to prepare no outcomes.')
+        self._check_fan_out()
+        if self.draft_vocab_size is not None and self.draft_vocab_size != "auto":
+            _check_int("draft_vocab_size", self.draft_vocab_size, 1, "Use None for the full vocabulary.")
+        _check_number("expected_acceptance", self.expected_acceptance)
+        if not 0.0 < self.expected_acceptance < 1.0:
+            raise ValueError(
+                f"`expected_acceptance` must lie between 0 and 1, both excluded, but got {self.expected_acceptance}. "
+                "It is only a start: measured acceptance replaces it."
+            )
+        _check_number("power_law_exponent", self.power_law_exponent)
+        if not 0.0 < self.power_law_exponent < float("inf"):
+            raise ValueError(
+                f"`power_law_exponent` must be a positive number, but got {self.power_law_exponent}. Typical are 0.4 "
+                "to 1.5."
+            )
+        for name in ("target_threads", "assistant_threads"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 1, "Use None to split the cores automatically.")
+        _check_number("timeout_s", self.timeout_s)
+        if not 0.0 < self.timeout_s < float("inf"):
+            raise ValueError(f"`timeout_s` must be a positive number of seconds, but got {self.timeout_s}.")
+        if not isinstance(self.trace, bool):
+            raise TypeError(f"`trace` must be True or False, but got {self.trace!r}.")
+        # `torch.device` objects and indices are welcome; the field itself is a string, so that it can be written to
+        # JSON.
+        device: object = self.assistant_device
+        object.__setattr__(self, "assistant_device", f"cuda:{device}" if isinstance(device, int) else str(device))
+
+    def _check_fan_out(self) -> None:
+        if isinstance(self.fan_out, str):
+            _check_choice("fan_out", self.fan_out, FAN_OUTS)
+            return
+        if not isinstance(self.fan_out, (list, tuple)) or not self.fan_out:
+            raise TypeError(f"`fan_out` must be one of {FAN_OUTS} or a list of numbers, but got {self.fan_out!r}.")
+        object.__setattr__(self, "fan_out", tuple(self.fan_out))
+        for value in self.fan_out:
+            _check_int("fan_out", value, 0, "Give the number of bonus tokens for 0, 1, 2, ... accepted draft tokens.")
+        if not any(self.fan_out):
+            raise ValueError(
+                f'`fan_out` must hold a number above 0, but got {self.fan_out}. Use mode="sd" to prepare nothing.'
+            )
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """The most draft tokens that a speculation may hold."""
+        return 8 if self.num_assistant_tokens == "auto" else self.num_assistant_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain values, ready for JSON."""
+        values = asdict(self)
+        if isinstance(self.fan_out, tuple):
+            values["fan_out"] = list(self.fan_out)
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SSDConfig:
+        """Makes a config from a mapping.
+
+        Raises:
+            ValueError: If a key is not a setting, or a value is not allowed.
+        """
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise ValueError(f"`ssd_config` has unknown keys {unknown}. Known keys are {known}.")
+        return cls(**values)
+
+    @classmethod
+    def of(cls, value: SSDConfig | Mapping[str, Any] | None) -> SSDConfig:
+        """An `SSDConfig` from itself, from a dict, or from `None` for the defaults.
+
+        Raises:
+            TypeError: If `value` is anything else.
+        """
+        if value is None:
+            return cls()
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, Mapping):
+            return cls.from_dict(value)
+        raise TypeError(f"`ssd_config` must be an SSDConfig or a dict, but got {type(value).__name__}.")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {list(choices)}, but got {value!r}.")
+
+
+def _check_int(name: str, value: object, least: int, remedy: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"`{name}` must be a whole number, but got {value!r}. {remedy}")
+    if value < least:
+        raise ValueError(f"`{name}` must be at least {least}, but got {value}. {remedy}")
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"`{name}` must be a number, but got {value!r}.")

@@ -1,0 +1,72 @@
+"""What a speculator is, seen from the verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .config import SSDConfig
+from .sampling import Processor
+from .types import Outcome, Speculation
+
+
+class SpeculatorError(RuntimeError):
+    """The speculator cannot go on. The verifier goes on without it."""
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """What a speculator needs to draft for one row.
+
+    Args:
+        prompt_ids: Token ids of the prompt, left padding included: logits processors see the row as the target's do.
+        num_padding: Number of leading padding tokens, which the assistant does not read.
+        vocab_size: Number of token ids that the target knows.
+        do_sample: Whether draft tokens are drawn or the likeliest is taken.
+        processors: Logits processors of the call, in order.
+        seed: Seed of the draws.
+        config: Settings of the call.
+    """
+
+    prompt_ids: tuple[int, ...]
+    num_padding: int
+    vocab_size: int
+    do_sample: bool
+    processors: Sequence[Processor]
+    seed: int
+    config: SSDConfig
+
+
+class Speculator(Protocol):
+    """Answers each verification outcome with a speculation.
+
+    A row is `start()`, then `resolve()` and `receive()` in turn, then `stop()`. `start`, `resolve` and `stop` return at
+    once; only `receive` waits. Each of them raises [`SpeculatorError`] when the speculator is gone.
+
+    Attributes:
+        threads: CPU threads of the assistant, `None` where it shares the caller's.
+        device: Where the assistant runs.
+    """
+
+    threads: int | None
+    device: str
+
+    def start(self, request: DraftRequest) -> None:
+        """Begins a row; the assistant reads the prompt while the target does."""
+        ...
+
+    def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> None:
+        """Tells the outcome of the latest verification, and how long that took in milliseconds.
+
+        The prefill's outcome is `(0, first token)`; its time says nothing about rounds and is left out.
+        """
+        ...
+
+    def receive(self) -> Speculation:
+        """Waits for the speculation that follows the latest outcome."""
+        ...
+
+    def stop(self) -> None:
+        """Ends the row. No speculation is received any more."""
+        ...

@@ -1,0 +1,75 @@
+"""Collects what a call does while it runs, and closes it into `SSDStats`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .metrics import SSDStats
+from .types import RoundStats, Span
+
+
+class Recorder:
+    """The open form of [`SSDStats`]: one per call of `generate()`.
+
+    Args:
+        mode: The mode that was asked for.
+        trace: Whether to keep spans.
+    """
+
+    def __init__(self, mode: str, trace: bool = False) -> None:
+        self.mode = mode
+        self.rounds: list[RoundStats] = []
+        self.num_tokens = 0
+        self.degraded: str | None = None
+        self.target_threads: int | None = None
+        self.assistant_threads: int | None = None
+        self.assistant_device: str | None = None
+        self.speculator_spans: list[Span] = []
+        self._trace = trace
+        self._verifier_spans: list[Span] = []
+        self._start_s = time.monotonic()
+        self._first_token_s: float | None = None
+
+    def token(self) -> None:
+        """A token is known."""
+        if self._first_token_s is None:
+            self._first_token_s = time.monotonic()
+        self.num_tokens += 1
+
+    @contextmanager
+    def span(self, name: str, **args: int) -> Iterator[Stopwatch]:
+        """Times what happens inside; the result is read from the stopwatch afterwards."""
+        stopwatch = Stopwatch()
+        start = time.monotonic_ns()
+        try:
+            yield stopwatch
+        finally:
+            end = time.monotonic_ns()
+            stopwatch.ms = (end - start) / 1e6
+            if self._trace:
+                self._verifier_spans.append(Span(name, start, end, tuple(args.items())))
+
+    def close(self) -> SSDStats:
+        """The figures, as of now."""
+        return SSDStats(
+            mode=self.mode,
+            rounds=tuple(self.rounds),
+            num_tokens=self.num_tokens,
+            start_s=self._start_s,
+            first_token_s=self._first_token_s,
+            end_s=time.monotonic(),
+            degraded=self.degraded,
+            target_threads=self.target_threads,
+            assistant_threads=self.assistant_threads,
+            assistant_device=self.assistant_device,
+            verifier_spans=tuple(self._verifier_spans),
+            speculator_spans=tuple(self.speculator_spans),
+        )
+
+
+class Stopwatch:
+    """Holds a duration in milliseconds."""
+
+    ms: float = 0.0

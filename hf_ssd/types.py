@@ -1,0 +1,123 @@
+"""The messages that the verifier and the speculator exchange, and what a round leaves behind.
+
+Everything here is frozen and picklable, so that it means the same in one process and across two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+
+class Origin(str, Enum):
+    """Where a speculation came from."""
+
+    CACHE = "cache"  # it had been prepared for exactly this outcome: a hit
+    JUST_IN_TIME = "just_in_time"  # drafted by the assistant after the outcome was known: a miss, or mode "sd"
+    NONE = "none"  # nothing was drafted
+
+
+class Miss(str, Enum):
+    """Why the speculation cache had nothing for an outcome."""
+
+    TOKEN = "token"  # the accepted length was prepared for, the bonus token was not
+    LENGTH = "length"  # nothing was prepared for this accepted length
+    UNFINISHED = "unfinished"  # the outcome was being prepared, but held no draft token yet
+    COLD = "cold"  # nothing was prepared at all: mode "sd", or no time
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A verification outcome `(k, t*)`: `num_accepted` draft tokens kept, then `bonus_token` from the target."""
+
+    num_accepted: int
+    bonus_token: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something one side did, for the time line. Times are `time.monotonic_ns()`, one clock for all processes."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    args: tuple[tuple[str, int | float | str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """The draft tokens that the target verifies in one round.
+
+    Args:
+        tokens: Draft token ids.
+        parents: For each draft token the index of the draft token that it follows, `-1` for the bonus token before
+            them. A chain is `(-1, 0, 1, ...)`.
+        draft_probs: What each token was drawn from, a float32 tensor of shape `(len(tokens), vocab_size)`, after all
+            logits processors. `None` means a point mass on the token itself, as under greedy drafting.
+        origin: Whether the speculation cache had it ready.
+        miss: Why the cache did not have it; `None` on a hit and where no outcome was looked up.
+        draft_ms: Time in milliseconds that the assistant spent in forward passes since the previous speculation.
+        num_draft_steps: Number of those forward passes.
+        spans: What the speculator did since the previous speculation. Empty unless a trace was asked for.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    draft_probs: torch.Tensor | None = None
+    origin: Origin = Origin.NONE
+    miss: Miss | None = None
+    draft_ms: float = 0.0
+    num_draft_steps: int = 0
+    spans: tuple[Span, ...] = ()
+
+    @classmethod
+    def chain(cls, tokens: tuple[int, ...], **fields: object) -> Speculation:
+        """A speculation in which each token follows the one before it."""
+        return cls(tokens=tokens, parents=tuple(range(-1, len(tokens) - 1)), **fields)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verification rule decided for a batch of rows.
+
+    Args:
+        num_accepted: Number of draft tokens kept, of shape `(batch_size,)`, int64.
+        bonus_tokens: The token that the target adds after them, of shape `(batch_size,)`, int64.
+    """
+
+    num_accepted: torch.Tensor
+    bonus_tokens: torch.Tensor
+
+
+@dataclass(frozen=True)
+class RoundStats:
+    """One target forward and everything that belonged to it. Times are in milliseconds.
+
+    Args:
+        num_draft_tokens: Draft tokens that were verified.
+        num_accepted: Draft tokens that were accepted.
+        num_emitted: Tokens that reached the output: accepted ones and the bonus token, less what a stop cut off.
+        origin: Where the speculation came from.
+        miss: Why the cache had no speculation, where it had none.
+        depth: Draft tokens that the speculation held before it was cut to the tokens still wanted.
+        verify_ms: The target's forward and the verification rule.
+        wait_ms: Time that the target stood still until the speculation was there.
+        draft_ms: Forward passes of the assistant, hidden behind the target or not.
+        num_draft_steps: Number of those forward passes.
+    """
+
+    num_draft_tokens: int
+    num_accepted: int
+    num_emitted: int
+    origin: Origin
+    miss: Miss | None = None
+    depth: int = 0
+    verify_ms: float = 0.0
+    wait_ms: float = 0.0
+    draft_ms: float = 0.0
+    num_draft_steps: int = 0
