@@ -1,0 +1,118 @@
+"""The assistant as the drafting engine sees it: hidden states for tokens in a tree, and logits for hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+from transformers.utils import logging
+
+from ..compat import CACHE_KEY
+from .tree_mask import TreeMask
+
+logger = logging.get_logger(__name__)
+
+
+class AssistantModel:
+    """Runs an assistant on chains and trees of tokens.
+
+    Where the model is a plain "decoder, then linear projection", the two are run apart: hidden states are small and
+    are kept, and only those that are asked about are projected, onto the full vocabulary or onto a part of it. Any
+    other model (scaled or capped logits, say) is run whole, and its logits stand in for its hidden states. What the
+    model can do is tried on a few tokens, not looked up by name.
+
+    Args:
+        model: A decoder-only transformers model in evaluation mode.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.config = model.config.get_text_config(decoder=True)
+        self.device = model.device
+        self.dtype = model.dtype
+        self.vocab_size: int = self.config.vocab_size
+        self.max_length: int | None = getattr(self.config, "max_position_embeddings", None)
+        self.mask = TreeMask(self.config, self.dtype, self.device)
+        self._decoder, self._head = self._split()
+        self.takes_trees = self._check_trees()
+
+    def new_cache(self) -> DynamicCache:
+        """An empty cache. All its layers keep everything: windows are written into the masks instead."""
+        return DynamicCache()
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        cache: DynamicCache,
+        positions: Sequence[int] | None = None,
+        mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
+        num_hidden: int | None = None,
+    ) -> torch.Tensor:
+        """Runs `tokens` and appends their keys and values to `cache`.
+
+        Args:
+            tokens: Token ids, a chain after what the cache holds unless `mask` says otherwise.
+            cache: Extended in place.
+            positions: Position of each token; by default those that follow the cache.
+            mask: Additive attention mask as [`TreeMask`] makes it.
+            num_hidden: How many of the last tokens to return hidden states for; all by default.
+
+        Returns:
+            Hidden states of shape `(num_hidden, hidden_size)`, to be given to `logits`.
+        """
+        num_hidden = len(tokens) if num_hidden is None else num_hidden
+        kwargs: dict[str, Any] = {CACHE_KEY: cache, "use_cache": True, "return_dict": True}
+        # A token that only the target's longer vocabulary has stands for any other here: it costs acceptance, no more.
+        known = [token if token < self.vocab_size else 0 for token in tokens]
+        kwargs["input_ids"] = torch.tensor([known], dtype=torch.long, device=self.device)
+        if positions is not None:
+            kwargs["position_ids"] = torch.tensor([positions], dtype=torch.long, device=self.device)
+        if mask is not None:
+            kwargs["attention_mask"] = mask
+        if self._decoder is not None:
+            return self._decoder(**kwargs).last_hidden_state[0, -num_hidden:]
+        return self.model(**kwargs).logits[0, -num_hidden:]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits over the assistant's whole vocabulary, float32, of shape `(num_rows, vocab_size)`."""
+        return (self._head(hidden) if self._head is not None else hidden).float()
+
+    @property
+    def head(self) -> nn.Linear | None:
+        """The output projection, where it may be applied to a part of the vocabulary."""
+        return self._head
+
+    def _split(self) -> tuple[nn.Module | None, nn.Linear | None]:
+        decoder, head = self.model.base_model, self.model.get_output_embeddings()
+        if decoder is self.model or not isinstance(head, nn.Linear):
+            return None, None
+        input_ids = torch.arange(4, device=self.device)[None] % self.vocab_size
+        try:
+            apart = head(decoder(input_ids=input_ids, use_cache=False, return_dict=True).last_hidden_state)
+            whole = self.model(input_ids=input_ids, use_cache=False, return_dict=True).logits
+        except Exception as error:  # whatever a model's own code may raise: it is run whole then
+            logger.info(f"The assistant cannot be split into decoder and head ({error!r}); it is run whole.")
+            return None, None
+        return (decoder, head) if torch.equal(apart, whole) else (None, None)
+
+    def _check_trees(self) -> bool:
+        """Whether two branches in one forward give what each gives alone."""
+        prefix, branches = [1 % self.vocab_size, 2 % self.vocab_size], [3 % self.vocab_size, 0]
+        try:
+            alone = []
+            for token in branches:
+                alone.append(self.forward([*prefix, token], self.new_cache(), num_hidden=1)[0])
+            cache = self.new_cache()
+            self.forward(prefix, cache)
+            mask = self.mask.build(num_trunk=2, num_slots=4, visible=[(2, (2,)), (2, (3,))], positions=[2, 2])
+            together = self.forward(branches, cache, positions=[2, 2], mask=mask)
+        except Exception as error:  # as above; ALiBi models and flash-attention raise here
+            logger.info(f"The assistant does not take tree masks ({error!r}).")
+            return False
+        expected = torch.stack(alone).float()
+        tolerance = (1e-3 if self.dtype == torch.float32 else 0.05) * expected.abs().max()
+        return bool((together.float() - expected).abs().max() <= tolerance)

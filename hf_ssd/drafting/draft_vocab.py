@@ -1,0 +1,86 @@
+"""The draft vocabulary: the tokens that continuations are chosen from (NanoSpec, FR-Spec style).
+
+On a small assistant the output projection dominates a draft step. Continuations are mostly frequent tokens or tokens of
+the context, so they are chosen from an active set; bonus tokens are often rare, so outcomes use the full vocabulary.
+Draft probabilities are 0 outside the set, which verification knows, so nothing is lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+from transformers.utils import cached_file, logging
+
+logger = logging.get_logger(__name__)
+
+FREQUENT_TOKENS_FILE = "frequent_tokens.json"
+MIN_AUTO_VOCAB_SIZE = 32_768  # below, the projection is no large part of a step
+AUTO_SHARE = 4  # a quarter of the tokens, as in FR-Spec: fewer cost more acceptance than their step is faster
+MAX_CONTEXT_TOKENS = 1024
+
+
+def resolve_size(setting: int | Literal["auto"] | None, vocab_size: int) -> int | None:
+    """The size of the static set, or `None` where the full vocabulary is used."""
+    if setting == "auto":
+        return vocab_size // AUTO_SHARE if vocab_size >= MIN_AUTO_VOCAB_SIZE else None
+    return setting if setting is not None and setting < vocab_size else None
+
+
+def frequent_tokens(name_or_path: str, size: int, vocab_size: int) -> list[int]:
+    """The `size` token ids expected most often.
+
+    They come from `frequent_tokens.json` in the assistant's folder, most frequent first, where there is one. Otherwise
+    they are the lowest ids, which byte-pair tokenizers give to their most frequent merges.
+    """
+    listed: list[int] = []
+    try:
+        file = cached_file(name_or_path, FREQUENT_TOKENS_FILE, local_files_only=True)
+        listed = [token for token in json.loads(Path(file).read_text()) if 0 <= token < vocab_size]
+    except (OSError, ValueError) as error:
+        logger.info(f"No frequent tokens from `{name_or_path}`: {error}")
+    known = set(listed)
+    return (listed + [token for token in range(vocab_size) if token not in known])[:size]
+
+
+class DraftVocabulary:
+    """Projects hidden states onto an active set of tokens.
+
+    The rows of the static set are gathered once, those of the round's set each round.
+
+    Args:
+        head: The assistant's output projection.
+        static_tokens: Token ids that are always in the set.
+    """
+
+    def __init__(self, head: nn.Linear, static_tokens: Sequence[int]) -> None:
+        self._head = head
+        device = head.weight.device
+        self._static = torch.tensor(static_tokens, dtype=torch.long, device=device)
+        self._is_static = torch.zeros(head.weight.shape[0], dtype=torch.bool, device=device)
+        self._is_static[self._static] = True
+        self._static_rows = self._rows(self._static)
+        self._round_rows: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        self.tokens = self._static
+
+    def activate(self, tokens: torch.Tensor) -> None:
+        """Makes the set the static tokens and `tokens`, ids of any shape, repeats allowed."""
+        tokens = torch.unique(tokens)
+        tokens = tokens[~self._is_static[tokens]]
+        self._round_rows = self._rows(tokens) if tokens.numel() else None
+        self.tokens = torch.cat([self._static, tokens])
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 logits of shape `(num_rows, len(self.tokens))`, in the order of `tokens`."""
+        logits = nn.functional.linear(hidden, *self._static_rows)
+        if self._round_rows is not None:
+            logits = torch.cat([logits, nn.functional.linear(hidden, *self._round_rows)], dim=-1)
+        return logits.float()
+
+    def _rows(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        bias = self._head.bias
+        return self._head.weight[tokens], None if bias is None else bias[tokens]
