@@ -1,0 +1,190 @@
+"""One block of shared memory that holds a model's weights, for two processes at once."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+ALIGNMENT = 64  # bytes; what vectorised kernels like
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """Where a tensor lies: in which storage of the arena, and how it views it."""
+
+    offset_bytes: int  # of the storage, from the start of the arena
+    storage_bytes: int
+    dtype: torch.dtype
+    storage_offset: int  # of the tensor in its storage, in elements
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    is_parameter: bool
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class ModelParcel:
+    """A model without its weights, and where in an arena these lie. Picklable."""
+
+    skeleton: bytes
+    places: tuple[TensorPlace, ...]
+    size_bytes: int
+
+
+class Arena:
+    """Anonymous shared memory: only those who inherit its descriptor reach it, and it is gone with the last of them.
+
+    Args:
+        descriptor: File descriptor of the memory.
+        size_bytes: Its size.
+    """
+
+    def __init__(self, descriptor: int, size_bytes: int) -> None:
+        self.descriptor = descriptor
+        self.size_bytes = size_bytes
+        self._map = mmap.mmap(descriptor, size_bytes)
+
+    @classmethod
+    def create(cls, size_bytes: int) -> Arena:
+        """New memory of `size_bytes`.
+
+        Raises:
+            OSError: If the system has no such memory left.
+        """
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("hf_ssd", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:  # unlinked already
+                descriptor = os.dup(file.fileno())
+        os.ftruncate(descriptor, size_bytes)
+        return cls(descriptor, size_bytes)
+
+    def tensor(self, place: TensorPlace) -> torch.Tensor:
+        """The tensor at `place`, a view of the shared memory."""
+        raw = torch.frombuffer(self._map, dtype=torch.uint8, count=place.storage_bytes, offset=place.offset_bytes)
+        storage = raw.untyped_storage()
+        return torch.empty(0, dtype=place.dtype).set_(storage, place.storage_offset, place.shape, place.stride)
+
+    def close_descriptor(self) -> None:
+        """Gives up the descriptor; the memory stays while tensors view it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def share_model(model: nn.Module) -> tuple[ModelParcel, Arena]:
+    """Moves a model's weights into shared memory.
+
+    Effects: parameters and buffers on the CPU become views of the arena, so that both processes see one copy, and
+    changes in place by either. Those on other devices stay there, and a copy goes into the arena.
+
+    Raises:
+        pickle.PicklingError, TypeError, AttributeError: If the model cannot be sent to another process.
+    """
+    skeleton, tensors = _pickle_without_tensors(model)
+    places, size_bytes = _lay_out(tensors)
+    arena = Arena.create(size_bytes)
+    is_filled: set[int] = set()
+    for tensor, place in zip(tensors, places, strict=True):
+        shared = arena.tensor(place)
+        if place.offset_bytes not in is_filled:
+            # The whole storage at once, so that tensors that share it keep sharing it.
+            source = tensor.detach().untyped_storage()
+            torch.empty(0, dtype=torch.uint8).set_(shared.untyped_storage()).copy_(
+                torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
+            )
+            is_filled.add(place.offset_bytes)
+        if tensor.device.type == "cpu":
+            tensor.data = shared
+    return ModelParcel(skeleton, tuple(places), size_bytes), arena
+
+
+def open_model(parcel: ModelParcel, arena: Arena) -> nn.Module:
+    """The model in `parcel`, its weights views of the arena."""
+    return _TensorUnpickler(io.BytesIO(parcel.skeleton), parcel.places, arena).load()
+
+
+def weight_identities(model: nn.Module) -> tuple[tuple[int, ...], ...]:
+    """What tells whether a model's weights were replaced: changes in place do not count, both sides see those."""
+    return tuple((tensor.data_ptr(), tensor.numel()) for tensor in _tensors(model))
+
+
+def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+class _TensorPickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.tensors: list[torch.Tensor] = []
+        self._index: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, torch.Tensor):
+            return None
+        if id(obj) not in self._index:
+            self._index[id(obj)] = len(self.tensors)
+            self.tensors.append(obj)
+        return self._index[id(obj)]
+
+
+class _TensorUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, places: tuple[TensorPlace, ...], arena: Arena) -> None:
+        super().__init__(file)
+        self._places = places
+        self._arena = arena
+        self._tensors: dict[int, torch.Tensor] = {}
+
+    def persistent_load(self, index: int) -> torch.Tensor:
+        if index not in self._tensors:
+            place = self._places[index]
+            tensor = self._arena.tensor(place)
+            if place.is_parameter:
+                tensor = nn.Parameter(tensor, requires_grad=place.requires_grad)
+            self._tensors[index] = tensor
+        return self._tensors[index]
+
+
+def _pickle_without_tensors(model: nn.Module) -> tuple[bytes, list[torch.Tensor]]:
+    file = io.BytesIO()
+    pickler = _TensorPickler(file)
+    pickler.dump(model)
+    for tensor in pickler.tensors:
+        if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided or tensor.is_meta:
+            raise TypeError(f"a {type(tensor).__name__} on {tensor.device} cannot be placed in shared memory")
+    return file.getvalue(), pickler.tensors
+
+
+def _lay_out(tensors: list[torch.Tensor]) -> tuple[list[TensorPlace], int]:
+    offsets: dict[int, int] = {}
+    places = []
+    end = 0
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr()
+        if key not in offsets:
+            offsets[key] = end
+            end += -(-max(storage.nbytes(), 1) // ALIGNMENT) * ALIGNMENT
+        places.append(
+            TensorPlace(
+                offset_bytes=offsets[key],
+                storage_bytes=max(storage.nbytes(), 1),
+                dtype=tensor.dtype,
+                storage_offset=int(tensor.storage_offset()),
+                shape=tuple(tensor.shape),
+                stride=tensor.stride(),
+                is_parameter=isinstance(tensor, nn.Parameter),
+                requires_grad=tensor.requires_grad,
+            )
+        )
+    return places, max(end, 1)

@@ -1,0 +1,72 @@
+"""The inline backend: the drafting engine in the caller's thread. Nothing overlaps."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from ..drafting import AssistantModel, DraftEngine
+from ..protocol import DraftRequest, SpeculatorError
+from ..sampling import Processor
+from ..types import Outcome, Speculation
+
+logger = logging.get_logger(__name__)
+
+
+class InlineSpeculator:
+    """Drafts in the caller's thread. In mode `"ssd"` it prepares all branches to their full depth before it looks at
+    the outcome: a speculation cache with unlimited time.
+
+    Args:
+        model: The assistant.
+    """
+
+    threads: int | None = None
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.device = str(model.device)
+        self._engine = DraftEngine(AssistantModel(model), overlaps=False)
+        self._outcome: tuple[Outcome, float | None] | None = None
+
+    def start(self, request: DraftRequest) -> None:
+        request = dataclasses.replace(request, processors=copy_processors(request.processors))
+        self._guard(self._engine.start, request)
+
+    def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> None:
+        self._outcome = (outcome, verify_ms)
+
+    def receive(self) -> Speculation:
+        if self._outcome is None:
+            raise SpeculatorError("There is no outcome to answer.")
+        outcome, self._outcome = self._outcome, None
+        while self._guard(self._engine.deepen):
+            pass
+        return self._guard(self._engine.resolve, *outcome)
+
+    def stop(self) -> None:
+        self._outcome = None
+
+    @staticmethod
+    def _guard(function, *args):  # type: ignore[no-untyped-def]
+        try:
+            return function(*args)
+        except Exception as error:  # whatever the assistant's own code raises must not end the run
+            raise SpeculatorError(f"the assistant failed: {error!r}") from error
+
+
+def copy_processors(processors: Sequence[Processor]) -> list[Processor]:
+    """Copies of the processors for the assistant's side, so that those with a memory are not disturbed.
+
+    One that cannot be copied is left out: the assistant drafts without it, verification applies it.
+    """
+    copies = []
+    for processor in processors:
+        try:
+            copies.append(copy.deepcopy(processor))
+        except Exception as error:
+            logger.info(f"{type(processor).__name__} cannot be copied and is not applied when drafting: {error!r}")
+    return copies

@@ -1,0 +1,244 @@
+"""The process backend: the assistant in a program of its own, with threads of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from ..protocol import DraftRequest, SpeculatorError
+from ..types import Outcome, Speculation
+from . import messages
+from .arena import share_model, weight_identities
+
+logger = logging.get_logger(__name__)
+
+# A fresh interpreter that imports torch and transformers on a busy machine.
+START_TIMEOUT_S = 180.0
+CLOSE_TIMEOUT_S = 2.0
+
+# Not multiprocessing's spawn: that imports the caller's script again, which needs a guard there, and a file.
+_BOOTSTRAP = (
+    "import json, sys; setup = json.loads(sys.stdin.readline()); sys.path[:] = setup['sys_path']; "
+    "from hf_ssd.runtime.worker import main; main(setup)"
+)
+
+
+def is_supported() -> bool:
+    """Whether this system can hand file descriptors to a new program."""
+    return os.name == "posix" and bool(sys.executable)
+
+
+class AssistantWorker:
+    """A process that holds one assistant. Kept for later calls; at most one call uses it at a time.
+
+    Args:
+        device: Device that the worker puts its assistant on.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.lock = threading.Lock()
+        self.user: int | None = None  # the thread whose call it serves
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._load: messages.Load | None = None
+        self._identities: tuple[tuple[int, ...], ...] = ()
+        self._key = secrets.token_bytes(32)
+        self._owner = os.getpid()
+        self._is_ready = False
+        self._rows = itertools.count()
+        self.takes_trees = False
+
+    def start(self, model: PreTrainedModel) -> None:
+        """Moves the model's weights to shared memory and starts the program. Returns before that is ready.
+
+        Raises:
+            SpeculatorError: If the model cannot be sent, or the system has no process or memory for it.
+        """
+        try:
+            parcel, arena = share_model(model)
+        except Exception as error:  # pickling runs any code
+            raise SpeculatorError(f"the assistant cannot be sent to another process: {error!r}") from error
+        self._identities = weight_identities(model)
+        self._load = messages.Load(parcel, self.device, logging.get_verbosity())
+        ours, theirs = socket.socketpair()
+        setup = {
+            "connection": theirs.fileno(),
+            "arena": arena.descriptor,
+            "arena_bytes": arena.size_bytes,
+            "key": self._key.hex(),
+            "parent": os.getpid(),
+            "sys_path": [os.path.abspath(path) for path in sys.path],
+        }
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOTSTRAP],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), arena.descriptor),
+            )
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(setup).encode() + b"\n")
+            self._process.stdin.close()
+        except OSError as error:
+            raise SpeculatorError(f"the assistant's process cannot be started: {error}") from error
+        finally:
+            theirs.close()
+            arena.close_descriptor()
+        self._connection = Connection(ours.detach())
+
+    def wait_ready(self) -> None:
+        """Waits until the assistant is loaded.
+
+        Raises:
+            SpeculatorError: If it cannot be.
+        """
+        if self._is_ready:
+            return
+        connection = self._connected()
+        with self._failures():
+            # The worker speaks first, so that waiting for it covers its start.
+            self._poll(START_TIMEOUT_S)
+            answer_challenge(connection, self._key)
+            deliver_challenge(connection, self._key)
+            messages.send(connection, self._load)
+            self._poll(START_TIMEOUT_S)
+            reply = messages.receive(connection)
+        if isinstance(reply, messages.Failure):
+            self.close()
+            raise SpeculatorError(f"the assistant could not be loaded in its process:\n{reply.error}")
+        self.takes_trees = reply.takes_trees
+        self._is_ready = True
+
+    @property
+    def is_alive(self) -> bool:
+        return self._connection is not None and self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def holds(self, model: PreTrainedModel) -> bool:
+        """Whether the worker's weights are still the model's. Changes in place do not count: both see them."""
+        return weight_identities(model) == self._identities
+
+    def close(self) -> None:
+        """Ends the process. Harmless when it has ended, and in a fork of the caller, whose process it is not."""
+        if os.getpid() != self._owner:
+            return
+        if self._connection is not None:
+            self._connection.close()  # which the worker sees, and leaves
+            self._connection = None
+        if self._process is not None:
+            try:
+                self._process.wait(CLOSE_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def __enter__(self) -> AssistantWorker:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # One row
+
+    def begin_row(self, request: DraftRequest, num_threads: int) -> int:
+        row = next(self._rows)
+        processors = messages.pickle_processors(request.processors)
+        request = dataclasses.replace(request, processors=())
+        self._send(messages.Start(row, request, processors, num_threads))
+        return row
+
+    def resolve(self, row: int, outcome: Outcome, verify_ms: float | None) -> None:
+        self._send(messages.Resolve(row, outcome, verify_ms))
+
+    def receive(self, row: int, timeout_s: float) -> Speculation:
+        """The answer for `row`. What is left over from rows before it, a call that was broken off, is passed over."""
+        with self._failures():
+            while True:
+                self._poll(timeout_s)
+                reply = messages.receive(self._connected())
+                if isinstance(reply, messages.Answer) and reply.row == row:
+                    return messages.unpack(reply.speculation)
+                if isinstance(reply, messages.Failure) and reply.row in (row, -1):
+                    raise SpeculatorError(f"the assistant failed:\n{reply.error}")
+
+    def end_row(self, row: int) -> None:
+        self._send(messages.Stop(row))
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            raise SpeculatorError("the assistant's process has ended")
+        return self._connection
+
+    def _send(self, message: Any) -> None:
+        with self._failures():
+            messages.send(self._connected(), message)
+
+    def _poll(self, timeout_s: float) -> None:
+        if not self._connected().poll(timeout_s):
+            raise TimeoutError(f"no answer from the assistant's process for {timeout_s:g} s")
+
+    @contextlib.contextmanager
+    def _failures(self) -> Any:
+        """Turns what a broken connection raises into SpeculatorError, and ends what is left of the process."""
+        try:
+            yield
+        except SpeculatorError:
+            raise
+        except (EOFError, OSError) as error:  # TimeoutError and ConnectionError are OSErrors
+            if isinstance(error, TimeoutError):
+                cause = str(error)
+                if self._process is not None:
+                    self._process.kill()
+            else:
+                cause = "the assistant's process has died"
+            self.close()
+            status = self._process.returncode if self._process is not None else None
+            raise SpeculatorError(f"{cause} (exit status {status})") from error
+
+
+class ProcessSpeculator:
+    """A speculator in a worker's process, for one call.
+
+    Args:
+        worker: A started worker.
+        num_threads: CPU threads that the assistant may use.
+        timeout_s: Seconds of silence after which the worker is given up.
+    """
+
+    def __init__(self, worker: AssistantWorker, num_threads: int, timeout_s: float) -> None:
+        self.threads: int | None = num_threads
+        self.device = worker.device
+        self._worker = worker
+        self._timeout_s = timeout_s
+        self._row = -1
+
+    def start(self, request: DraftRequest) -> None:
+        self._worker.wait_ready()
+        assert self.threads is not None
+        self._row = self._worker.begin_row(request, self.threads)
+
+    def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> None:
+        self._worker.resolve(self._row, outcome, verify_ms)
+
+    def receive(self) -> Speculation:
+        return self._worker.receive(self._row, self._timeout_s)
+
+    def stop(self) -> None:
+        self._worker.end_row(self._row)
