@@ -1,0 +1,286 @@
+"""The verifier's side: prefill, then rounds of speculation, verification and emission."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+from transformers.utils import logging
+
+from .compat import CACHE_KEY, extend_model_kwargs, output_cache
+from .kv_cache import roll_back, start_recording, stop_recording
+from .protocol import DraftRequest, Speculator, SpeculatorError
+from .recorder import Recorder
+from .sampling import looks_only_at_scores
+from .types import Outcome, RoundStats, Speculation, Verdict
+from .verification import verify_greedy, verify_token
+
+logger = logging.get_logger(__name__)
+
+
+class RowDecoder:
+    """Decodes one row of a batch.
+
+    Args:
+        model: The target.
+        input_ids: Prompt of shape `(1, prompt_length)`.
+        generation_config: As `generate()` prepared it.
+        logits_processor: As `generate()` prepared it.
+        stopping_criteria: As `generate()` prepared it.
+        model_kwargs: Keyword arguments of the target's forward, for this row. Changed in place.
+        streamer: Gets each token as soon as it is final, one at a time as from plain `generate()`.
+        recorder: Takes down what happens.
+        row: Index of the row in its batch, which processors and criteria with a memory of the batch go by.
+        num_rows: Size of that batch.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        *,
+        generation_config: GenerationConfig,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        model_kwargs: dict[str, Any],
+        recorder: Recorder,
+        streamer: BaseStreamer | None = None,
+        row: int = 0,
+        num_rows: int = 1,
+    ) -> None:
+        self.model = model
+        self.input_ids = input_ids
+        self.config = generation_config
+        self.processors = logits_processor
+        self.criteria = stopping_criteria
+        self.model_kwargs = model_kwargs
+        self.recorder = recorder
+        self.streamer = streamer
+        self.row, self.num_rows = row, num_rows
+        self.is_done = False
+        # A twentieth faster on a small model. Its tensors would be a nuisance to a caller, so only where none is handed
+        # out.
+        is_private = not (
+            generation_config.return_dict_in_generate or getattr(model_kwargs.get(CACHE_KEY), "_is_user_defined", False)
+        )
+        self._no_grad = torch.inference_mode if is_private else torch.no_grad
+        wants = generation_config.return_dict_in_generate
+        self.scores: tuple[torch.Tensor, ...] | None = () if wants and generation_config.output_scores else None
+        self.logits: tuple[torch.Tensor, ...] | None = () if wants and generation_config.output_logits else None
+        self.attentions: tuple[Any, ...] | None = () if wants and generation_config.output_attentions else None
+        self.hidden_states: tuple[Any, ...] | None = () if wants and generation_config.output_hidden_states else None
+
+    def run(
+        self, speculator: Speculator | None, request: DraftRequest | None, on_degrade: Callable[[], None] = lambda: None
+    ) -> None:
+        """Decodes until a stopping criterion holds; the result is in `input_ids` and the attributes beside it.
+
+        Args:
+            speculator: Drafts; without one every round gives one token.
+            request: What the speculator needs; given with it.
+            on_degrade: Called if the speculator fails, before the row goes on without it.
+        """
+        self._speculator, self._on_degrade = speculator, on_degrade
+        try:
+            if self._speculator is not None and request is not None:
+                # The assistant reads the prompt while the target does.
+                self._ask(lambda: self._speculator.start(request))  # type: ignore[union-attr]
+            self._prefill()
+            while not self.is_done:
+                self._round()
+        finally:
+            if self._speculator is not None:
+                self._ask(self._speculator.stop)
+            cache = self.model_kwargs.get(CACHE_KEY)
+            if cache is not None:
+                stop_recording(cache)
+
+    def _prefill(self) -> None:
+        with self.recorder.span("prefill", tokens=self.input_ids.shape[1]):
+            with self._no_grad():
+                outputs = self.model._prefill(self.input_ids, self.config, self.model_kwargs)
+            cache = output_cache(outputs)
+            if cache is None or not cache.is_croppable:
+                raise ValueError(
+                    f"The cache of {type(self.model).__name__} ({type(cache).__name__}) cannot be rolled back, which "
+                    "drafting needs. "
+                    'Leave `cache_implementation` unset, or use `ssd_config={"mode": "ar"}`.'
+                )
+            start_recording(cache)
+            verdict, scores, logits = self._decide(outputs.logits[:, -1:], Speculation())
+        self._send(verdict)
+        with self.recorder.span("emit"):
+            num_emitted = self._emit((), verdict, scores, logits)
+            self._keep_outputs(outputs, num_emitted, is_prefill=True)
+            self._advance(outputs, num_emitted)
+
+    def _round(self) -> None:
+        with self.recorder.span("wait") as wait:
+            received = self._receive()
+        speculation = self._cut(received)
+        with self.recorder.span("verify", tokens=len(speculation) + 1) as verify:
+            outputs = self._forward(speculation)
+            verdict, scores, logits = self._decide(outputs.logits[:, -len(speculation) - 1 :], speculation)
+            num_accepted = int(verdict.num_accepted)
+        # Before anything else, so that the assistant works while the rest is done here.
+        self._send(verdict, verify.ms)
+        with self.recorder.span("emit"):
+            num_emitted = self._emit(speculation.tokens[:num_accepted], verdict, scores, logits)
+            cache = output_cache(outputs)
+            assert cache is not None
+            with self._no_grad():
+                roll_back(cache, len(speculation) + 1 - num_emitted)
+            self._keep_outputs(outputs, num_emitted)
+            self._advance(outputs, num_emitted)
+        self.recorder.rounds.append(
+            RoundStats(
+                num_draft_tokens=len(speculation),
+                num_accepted=num_accepted,
+                num_emitted=num_emitted,
+                origin=received.origin,
+                miss=received.miss,
+                depth=len(received),
+                verify_ms=verify.ms,
+                wait_ms=wait.ms,
+                draft_ms=received.draft_ms,
+                num_draft_steps=received.num_draft_steps,
+            )
+        )
+
+    # The speculator, which may fail
+
+    def _ask(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except SpeculatorError as error:
+            if self.recorder.degraded is None:
+                logger.warning(f"Generation goes on without the assistant, more slowly: {error}")
+                self.recorder.degraded = str(error)
+            self._speculator = None
+            self._on_degrade()
+            return None
+
+    def _send(self, verdict: Verdict, verify_ms: float | None = None) -> None:
+        if self._speculator is not None:
+            outcome = Outcome(int(verdict.num_accepted), int(verdict.bonus_tokens))
+            self._ask(lambda: self._speculator.resolve(outcome, verify_ms))  # type: ignore[union-attr]
+
+    def _receive(self) -> Speculation:
+        if self._speculator is None:
+            return Speculation()
+        speculation: Speculation = self._ask(self._speculator.receive) or Speculation()
+        self.recorder.speculator_spans += speculation.spans
+        return speculation
+
+    def _cut(self, speculation: Speculation) -> Speculation:
+        """Drops draft tokens that could not be emitted any more. It goes by their number, never by what they are."""
+        num_wanted = max(self.config.max_length - self.input_ids.shape[1] - 1, 0)
+        if len(speculation) <= num_wanted:
+            return speculation
+        probs = speculation.draft_probs
+        return Speculation.chain(
+            speculation.tokens[:num_wanted], draft_probs=None if probs is None else probs[:num_wanted]
+        )
+
+    # The target
+
+    def _forward(self, speculation: Speculation) -> Any:
+        draft = self.input_ids.new_tensor([speculation.tokens])
+        candidate_ids = torch.cat([self.input_ids, draft], dim=1)
+        inputs = self.model.prepare_inputs_for_generation(
+            candidate_ids,
+            next_sequence_length=len(speculation) + 1,
+            is_first_iteration=False,
+            **extend_model_kwargs(self.model_kwargs, len(speculation), candidate_ids.shape[1]),
+        )
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = len(speculation) + 1
+        with self.model._optimize_model_for_decode(), self._no_grad():
+            return self.model(**inputs, return_dict=True)
+
+    def _decide(self, raw_logits: torch.Tensor, speculation: Speculation) -> tuple[Verdict, torch.Tensor, torch.Tensor]:
+        """Verifies; returns the verdict, and scores and raw logits of shape `(1, num_draft_tokens + 1, vocab_size)`."""
+        logits = raw_logits.to(dtype=torch.float32, device=self.input_ids.device, copy=True)
+        # Processors may work in place.
+        scores = logits.clone() if self.logits is not None and self.processors else logits
+        draft = self.input_ids.new_tensor([speculation.tokens]).view(1, len(speculation))
+        scores = self._process(scores, draft)
+        if not self.config.do_sample:
+            return verify_greedy(scores, draft), scores, logits
+        probs = None
+        if speculation.draft_probs is not None and len(speculation):
+            probs = speculation.draft_probs[None].to(scores.device)
+        return verify_token(scores.softmax(dim=-1), probs, draft), scores, logits
+
+    def _process(self, scores: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
+        if not self.processors:
+            return scores
+        if looks_only_at_scores(self.processors):
+            no_prefix = self.input_ids.new_empty((scores.shape[1], 0))
+            return self.processors(no_prefix, scores[0])[None]
+        processed = scores.clone()
+        for i in range(scores.shape[1]):
+            prefix = torch.cat([self.input_ids, draft[:, :i]], dim=1)
+            processed[:, i] = self._for_row(self.processors, prefix, scores[:, i])
+            if i == draft.shape[1]:
+                break
+            # Where the draft token is certainly rejected or ends the text, nothing after it counts. So processors need
+            # not know what to say about it: a grammar may raise on a prefix that breaks it, or goes on after its end.
+            token = draft[0, i]
+            is_last = processed[0, i, token] == float("-inf")
+            if not self.config.do_sample:
+                is_last = processed[0, i].argmax() != token
+            if self.config._eos_token_tensor is not None:
+                is_last |= (self.config._eos_token_tensor == token).any()
+            if bool(is_last):
+                break
+        return processed
+
+    def _for_row(self, processors: LogitsProcessorList, prefix: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        # Some go by the row's index in the batch, such as `prefix_allowed_tokens_fn`; show them a whole batch.
+        batch = processors(prefix.expand(self.num_rows, -1), scores.repeat(self.num_rows, 1))
+        return batch[self.row : self.row + 1]
+
+    # The output
+
+    def _emit(self, accepted: tuple[int, ...], verdict: Verdict, scores: torch.Tensor, logits: torch.Tensor) -> int:
+        """Appends accepted tokens and the bonus token one by one, as plain decoding would, until one stops it."""
+        tokens = [*accepted, int(verdict.bonus_tokens)]
+        for i, token in enumerate(tokens):
+            new = self.input_ids.new_tensor([token])
+            self.input_ids = torch.cat([self.input_ids, new[None]], dim=1)
+            self.recorder.token()
+            if self.scores is not None:
+                self.scores += (scores[:, i],)
+            if self.logits is not None:
+                self.logits += (logits[:, i],)
+            ids = self.input_ids.expand(self.num_rows, -1)
+            self.is_done = bool(self.criteria(ids, self.scores)[self.row])
+            if self.streamer is not None:
+                self.streamer.put(new.cpu())
+            if self.is_done:
+                return i + 1
+        return len(tokens)
+
+    def _keep_outputs(self, outputs: Any, num_emitted: int, is_prefill: bool = False) -> None:
+        """Collects hidden states and attentions, one entry per token as from plain decoding."""
+        if self.hidden_states is not None:
+            states = outputs.hidden_states
+            self.hidden_states += (states,) if is_prefill else tuple(
+                tuple(layer[:, i : i + 1] for layer in states) for i in range(num_emitted)
+            )  # fmt: skip
+        if self.attentions is not None:
+            weights = outputs.attentions
+            num_later = 0 if is_prefill else weights[0].shape[2] - 1  # draft tokens that the first one does not see
+            self.attentions += (weights,) if is_prefill else tuple(
+                tuple(layer[:, :, i : i + 1, : layer.shape[3] - num_later + i] for layer in weights)
+                for i in range(num_emitted)
+            )  # fmt: skip
+
+    def _advance(self, outputs: Any, num_emitted: int) -> None:
+        self.model_kwargs = self.model._update_model_kwargs_for_generation(
+            outputs, self.model_kwargs, is_encoder_decoder=False, num_new_tokens=num_emitted
+        )
