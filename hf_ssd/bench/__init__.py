@@ -1,0 +1,1 @@
+"""Measuring: the same prompts through several ways to generate."""
