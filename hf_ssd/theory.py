@@ -18,24 +18,25 @@ def outcome_probabilities(acceptance: Sequence[float]) -> tuple[float, ...]:
     return (*probabilities, reached)
 
 
-def tokens_per_round(acceptance: Sequence[float]) -> float:
-    """Expected tokens that one verification of a chain gives, the bonus token included."""
-    return sum((k + 1) * probability for k, probability in enumerate(outcome_probabilities(acceptance)))
+def worthwhile_draft_length(acceptance: Sequence[float], token_ms: float, ms_per_token: float) -> int:
+    """How many tokens to draft while the target waits for them.
 
-
-def best_draft_length(acceptance: Sequence[float], verify_ms: float, step_ms: float) -> int:
-    """The number of draft tokens that maximises tokens per second when the target waits for them.
+    One more is worth it while the tokens it is expected to add, which is the chance that all up to it are accepted,
+    cost less than tokens cost the run on average. Applied round after round, with the run's own average, that comes to
+    the length with most tokens per second (Dinkelbach's method).
 
     Args:
         acceptance: Chance to be accepted for each position that may be drafted.
-        verify_ms: Time of a verification.
-        step_ms: Time of one draft token.
+        token_ms: Time to draft one token.
+        ms_per_token: Time of the run per emitted token.
 
     Returns:
         A number from 1 to `len(acceptance)`.
     """
-
-    def speed(length: int) -> float:
-        return tokens_per_round(acceptance[:length]) / (verify_ms + length * step_ms)
-
-    return max(range(1, len(acceptance) + 1), key=speed)
+    reached, length = 1.0, 0
+    for rate in acceptance:
+        reached *= rate
+        if length and reached * ms_per_token <= token_ms:
+            break
+        length += 1
+    return length

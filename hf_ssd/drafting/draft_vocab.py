@@ -40,8 +40,10 @@ def frequent_tokens(name_or_path: str, size: int, vocab_size: int) -> list[int]:
     listed: list[int] = []
     try:
         file = cached_file(name_or_path, FREQUENT_TOKENS_FILE, local_files_only=True)
-        listed = [token for token in json.loads(Path(file).read_text()) if 0 <= token < vocab_size]
-    except (OSError, ValueError) as error:
+        tokens = json.loads(Path(file).read_text())
+        # Each once: a draft token's probability is that of one column.
+        listed = list(dict.fromkeys(token for token in tokens if type(token) is int and 0 <= token < vocab_size))
+    except (OSError, TypeError, ValueError) as error:
         logger.info(f"No frequent tokens from `{name_or_path}`: {error}")
     known = set(listed)
     return (listed + [token for token in range(vocab_size) if token not in known])[:size]

@@ -15,7 +15,7 @@ from ..kv_cache import keep_branch
 from ..planning import AcceptanceEstimate, plan_fan_out
 from ..protocol import DraftRequest
 from ..speculation_cache import Hit, SpeculationCache
-from ..theory import best_draft_length, tokens_per_round
+from ..theory import worthwhile_draft_length
 from ..types import Miss, Origin, Outcome, Span, Speculation
 from .assistant import AssistantModel
 from .draft_vocab import DraftVocabulary
@@ -100,12 +100,12 @@ class DraftEngine:
             with self._span("prefill", tokens=len(self._tokens)):
                 self._path_hidden = list(self.assistant.forward(self._tokens, self._cache, num_hidden=1))
             self._num_cached = len(self._tokens)
-        self._pace.sent()
+        self._pace.started()
 
     @torch.inference_mode()
     def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> Speculation:
         """Answers an outcome: from the speculation cache, or by drafting just in time."""
-        self._pace.resolved(verify_ms)
+        self._pace.resolved(outcome, verify_ms)
         if self._path:
             self._acceptance.update(len(self._path), outcome)
         found = self._branches.lookup(outcome)
@@ -140,7 +140,7 @@ class DraftEngine:
             return False
         self._rank_outcomes()
         pending = self._row()[self._num_cached :]
-        growing = [branch for branch in self._branches if branch.depth < self.config.max_draft_tokens]
+        growing = [branch for branch in self._branches if self._may_grow(branch)]
         if not (pending or growing) or not self._is_worthwhile(growing):
             return False
         started = time.monotonic()
@@ -179,19 +179,23 @@ class DraftEngine:
         if first == 0:
             self._proposer.activate(self._row(), [token for tokens in ranked for token in tokens])
 
+    def _may_grow(self, branch: Branch) -> bool:
+        limit = self.assistant.max_length
+        position = len(self._tokens) + branch.outcome.num_accepted + branch.depth
+        return branch.depth < self.config.max_draft_tokens and (limit is None or position < limit)
+
     def _is_worthwhile(self, growing: Sequence[Branch]) -> bool:
         """Whether to start a step, given when the outcome is due.
 
         The first always is: it makes misses into hits. A later one that would end after the outcome makes the target
-        wait, which pays while the tokens it is expected to add come at a better rate than the run's own.
+        wait, which pays while the tokens it is expected to add cost less than tokens cost the run on average.
         """
         depth = max((branch.depth for branch in growing), default=0)
         overrun_ms = self._pace.overrun_ms()
-        if depth == 0 or overrun_ms is None or overrun_ms <= 0 or self._pace.verify_ms is None:
+        if depth == 0 or overrun_ms is None or self._pace.ms_per_token is None:
             return True
-        acceptance = self._acceptance(depth + 1)
-        gained = self._pace.hit_rate * math.prod(acceptance)
-        return gained * self._pace.verify_ms > overrun_ms * tokens_per_round(acceptance[:depth])
+        gained_tokens = self._pace.hit_rate * math.prod(self._acceptance(depth + 1))
+        return gained_tokens * self._pace.ms_per_token > overrun_ms
 
     def _run(self, pending: Sequence[int], growing: Sequence[Branch]) -> list[torch.Tensor]:
         """Runs the rest of the trunk and the last token of each branch in one forward."""
@@ -249,10 +253,10 @@ class DraftEngine:
     def _just_in_time_length(self) -> int:
         if self.config.num_assistant_tokens != "auto":
             return self.config.max_draft_tokens
-        if self._pace.verify_ms is None or self._pace.token_ms is None:
+        if self._pace.ms_per_token is None or self._pace.token_ms is None:
             return min(4, self.config.max_draft_tokens)
         acceptance = self._acceptance(self.config.max_draft_tokens)
-        return best_draft_length(acceptance, self._pace.verify_ms, self._pace.token_ms)
+        return worthwhile_draft_length(acceptance, self._pace.token_ms, self._pace.ms_per_token)
 
     # Bookkeeping
 
@@ -266,8 +270,7 @@ class DraftEngine:
         if not has_room:
             logger.warning_once(
                 f"The assistant reads at most {limit} tokens (`max_position_embeddings`); from there on the target "
-                "goes on alone. "
-                "An assistant with a longer context would keep the speed."
+                "goes on alone. An assistant with a longer context would keep the speed."
             )
         return has_room and bool(self._tokens)
 
