@@ -7,6 +7,7 @@ import mmap
 import os
 import pickle
 import tempfile
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -99,9 +100,10 @@ def share_model(model: nn.Module) -> tuple[ModelParcel, Arena]:
         if place.offset_bytes not in is_filled:
             # The whole storage at once, so that tensors that share it keep sharing it.
             source = tensor.detach().untyped_storage()
-            torch.empty(0, dtype=torch.uint8).set_(shared.untyped_storage()).copy_(
-                torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
-            )
+            if source.nbytes():
+                torch.empty(0, dtype=torch.uint8).set_(shared.untyped_storage()).copy_(
+                    torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
+                )
             is_filled.add(place.offset_bytes)
         if tensor.device.type == "cpu":
             tensor.data = shared
@@ -136,6 +138,12 @@ class _TensorPickler(pickle.Pickler):
             self._index[id(obj)] = len(self.tensors)
             self.tensors.append(obj)
         return self._index[id(obj)]
+
+    def reducer_override(self, obj: Any) -> Any:
+        # Classes and functions travel by name. Those of the caller's script have one, but not in another process.
+        if isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__":
+            raise pickle.PicklingError(f"{obj.__qualname__} is defined in `__main__`")
+        return NotImplemented
 
 
 class _TensorUnpickler(pickle.Unpickler):

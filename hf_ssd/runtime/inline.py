@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 
+import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -29,18 +30,24 @@ class InlineSpeculator:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.device = str(model.device)
-        self._engine = DraftEngine(AssistantModel(model), overlaps=False)
+        self._model = model
+        self._engine: DraftEngine | None = None
         self._outcome: tuple[Outcome, float | None] | None = None
 
     def start(self, request: DraftRequest) -> None:
-        request = dataclasses.replace(request, processors=copy_processors(request.processors))
-        self._guard(self._engine.start, request)
+        self._guard(self._start, dataclasses.replace(request, processors=copy_processors(request.processors)))
+
+    def _start(self, request: DraftRequest) -> None:
+        if self._engine is None:
+            with torch.inference_mode():
+                self._engine = DraftEngine(AssistantModel(self._model), overlaps=False)
+        self._engine.start(request)
 
     def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> None:
         self._outcome = (outcome, verify_ms)
 
     def receive(self) -> Speculation:
-        if self._outcome is None:
+        if self._outcome is None or self._engine is None:
             raise SpeculatorError("There is no outcome to answer.")
         outcome, self._outcome = self._outcome, None
         while self._guard(self._engine.deepen):

@@ -9,9 +9,12 @@ import json
 import os
 import secrets
 import socket
+import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
@@ -27,13 +30,25 @@ logger = logging.get_logger(__name__)
 
 # A fresh interpreter that imports torch and transformers on a busy machine.
 START_TIMEOUT_S = 180.0
+SEND_TIMEOUT_S = 60
 CLOSE_TIMEOUT_S = 2.0
+DRAIN_TIMEOUT_S = 60.0
 
 # Not multiprocessing's spawn: that imports the caller's script again, which needs a guard there, and a file.
 _BOOTSTRAP = (
-    "import json, sys; setup = json.loads(sys.stdin.readline()); sys.path[:] = setup['sys_path']; "
+    # The folder that the caller happens to be in comes first here, and may hold a json.py.
+    "import sys; sys.path[:] = [path for path in sys.path if path]; "
+    "import json; setup = json.loads(sys.stdin.readline()); sys.path[:] = setup['sys_path']; "
     "from hf_ssd.runtime.worker import main; main(setup)"
 )
+
+
+class AssistantLoadError(SpeculatorError):
+    """The assistant cannot live in another process."""
+
+
+class _NoAnswerError(Exception):
+    """The worker was silent for too long. Not a `TimeoutError`: a caller's own signal handler may raise that."""
 
 
 def is_supported() -> bool:
@@ -59,8 +74,10 @@ class AssistantWorker:
         self._key = secrets.token_bytes(32)
         self._owner = os.getpid()
         self._is_ready = False
+        self._cause = "the assistant's process has ended"
         self._rows = itertools.count()
-        self.takes_trees = False
+        self._num_unanswered = 0
+        self.finalizer: Any = None  # set by who ties the worker to something else's life
 
     def start(self, model: PreTrainedModel) -> None:
         """Moves the model's weights to shared memory and starts the program. Returns before that is ready.
@@ -71,7 +88,7 @@ class AssistantWorker:
         try:
             parcel, arena = share_model(model)
         except Exception as error:  # pickling runs any code
-            raise SpeculatorError(f"the assistant cannot be sent to another process: {error!r}") from error
+            raise AssistantLoadError(f"the assistant cannot be sent to another process: {error!r}") from error
         self._identities = weight_identities(model)
         self._load = messages.Load(parcel, self.device, logging.get_verbosity())
         ours, theirs = socket.socketpair()
@@ -98,6 +115,8 @@ class AssistantWorker:
         finally:
             theirs.close()
             arena.close_descriptor()
+        # A worker that does not read must not hold a send up for ever.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
         self._connection = Connection(ours.detach())
 
     def wait_ready(self) -> None:
@@ -117,11 +136,25 @@ class AssistantWorker:
             messages.send(connection, self._load)
             self._poll(START_TIMEOUT_S)
             reply = messages.receive(connection)
+            self._is_ready = isinstance(reply, messages.Ready)
         if isinstance(reply, messages.Failure):
             self.close()
-            raise SpeculatorError(f"the assistant could not be loaded in its process:\n{reply.error}")
-        self.takes_trees = reply.takes_trees
-        self._is_ready = True
+            raise AssistantLoadError(f"the assistant could not be loaded in its process:\n{reply.error}")
+        if not reply.takes_trees:
+            logger.warning_once(
+                "The assistant does not take attention masks for branches, so it drafts only after each outcome (as "
+                'mode="sd" does). An assistant without ALiBi positions would draft ahead.'
+            )
+
+    @contextlib.contextmanager
+    def reserve(self) -> Iterator[None]:
+        """Keeps the worker to the calling thread, once it is free."""
+        with self.lock:
+            self.user = threading.get_ident()
+            try:
+                yield
+            finally:
+                self.user = None
 
     @property
     def is_alive(self) -> bool:
@@ -139,6 +172,8 @@ class AssistantWorker:
         """Ends the process. Harmless when it has ended, and in a fork of the caller, whose process it is not."""
         if os.getpid() != self._owner:
             return
+        if self.finalizer is not None:
+            self.finalizer.detach()
         if self._connection is not None:
             self._connection.close()  # which the worker sees, and leaves
             self._connection = None
@@ -158,6 +193,7 @@ class AssistantWorker:
     # One row
 
     def begin_row(self, request: DraftRequest, num_threads: int) -> int:
+        self._drain()
         row = next(self._rows)
         processors = messages.pickle_processors(request.processors)
         request = dataclasses.replace(request, processors=())
@@ -166,6 +202,7 @@ class AssistantWorker:
 
     def resolve(self, row: int, outcome: Outcome, verify_ms: float | None) -> None:
         self._send(messages.Resolve(row, outcome, verify_ms))
+        self._num_unanswered += 1
 
     def receive(self, row: int, timeout_s: float) -> Speculation:
         """The answer for `row`. What is left over from rows before it, a call that was broken off, is passed over."""
@@ -173,6 +210,7 @@ class AssistantWorker:
             while True:
                 self._poll(timeout_s)
                 reply = messages.receive(self._connected())
+                self._num_unanswered -= 1
                 if isinstance(reply, messages.Answer) and reply.row == row:
                     return messages.unpack(reply.speculation)
                 if isinstance(reply, messages.Failure) and reply.row in (row, -1):
@@ -181,9 +219,17 @@ class AssistantWorker:
     def end_row(self, row: int) -> None:
         self._send(messages.Stop(row))
 
+    def _drain(self) -> None:
+        """Reads what a row that was stopped did not wait for: a worker that is still sending does not listen."""
+        with self._failures():
+            while self._num_unanswered > 0:
+                self._poll(DRAIN_TIMEOUT_S)
+                messages.receive(self._connected())
+                self._num_unanswered -= 1
+
     def _connected(self) -> Connection:
         if self._connection is None:
-            raise SpeculatorError("the assistant's process has ended")
+            raise SpeculatorError(self._cause)
         return self._connection
 
     def _send(self, message: Any) -> None:
@@ -192,7 +238,7 @@ class AssistantWorker:
 
     def _poll(self, timeout_s: float) -> None:
         if not self._connected().poll(timeout_s):
-            raise TimeoutError(f"no answer from the assistant's process for {timeout_s:g} s")
+            raise _NoAnswerError(f"no answer from the assistant's process for {timeout_s:g} s")
 
     @contextlib.contextmanager
     def _failures(self) -> Any:
@@ -201,16 +247,18 @@ class AssistantWorker:
             yield
         except SpeculatorError:
             raise
-        except (EOFError, OSError) as error:  # TimeoutError and ConnectionError are OSErrors
-            if isinstance(error, TimeoutError):
-                cause = str(error)
-                if self._process is not None:
-                    self._process.kill()
-            else:
-                cause = "the assistant's process has died"
+        except (_NoAnswerError, EOFError, ConnectionError, BlockingIOError, AuthenticationError) as error:
+            if isinstance(error, (_NoAnswerError, BlockingIOError)) and self._process is not None:
+                self._process.kill()  # it may be stopped, and would not leave by itself
             self.close()
+            cause = str(error) if isinstance(error, _NoAnswerError) else "the assistant's process has died"
             status = self._process.returncode if self._process is not None else None
-            raise SpeculatorError(f"{cause} (exit status {status})") from error
+            self._cause = f"{cause} (exit status {status})"
+            raise SpeculatorError(self._cause) from error
+        except BaseException:
+            # Ctrl-C, or what a signal handler raised, perhaps in mid message: what is read next would be its rest.
+            self.close()
+            raise
 
 
 class ProcessSpeculator:

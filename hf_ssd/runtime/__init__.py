@@ -1,0 +1,1 @@
+"""Where the assistant runs: in the caller's thread, or in a process of its own."""
