@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
-from transformers import GenerationConfig, PreTrainedModel
-from transformers.generation import UnbatchedClassifierFreeGuidanceLogitsProcessor
-from transformers.generation.configuration_utils import GenerationMode
+from transformers import GenerationConfig, PreTrainedModel, SynthIDTextWatermarkingConfig
+from transformers.cache_utils import StaticLayer
+from transformers.generation import (
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS, GenerationMode
 
-from .vocabulary import check_vocab_sizes
+from .vocabulary import UnsupportedError, check_vocab_sizes
 
-PLAIN = 'or use `ssd_config={"mode": "ar"}` for plain generation'
-
-
-class UnsupportedError(ValueError):
-    """A model, a pair or an argument that cannot be decoded speculatively."""
+# All others of transformers' are functions of the tokens before and the scores, which may be asked in any order.
+STATEFUL_PROCESSORS = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
 
 
 def check_pair(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
@@ -24,16 +25,12 @@ def check_pair(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
         if not isinstance(model, PreTrainedModel):
             raise UnsupportedError(f"The {role} must be a transformers model, but got {name}.")
         if model.config.is_encoder_decoder:
-            raise UnsupportedError(
-                f"The {role} must be decoder-only, but {name} is an encoder-decoder model. Use transformers' own "
-                "assisted generation, "
-                f"{PLAIN}."
+            _refuse(
+                f"The {role} must be decoder-only, but {name} is an encoder-decoder model, which transformers' own "
+                "assisted generation supports."
             )
         if getattr(model, "_is_stateful", False):
-            raise UnsupportedError(
-                f"The {role} must be able to take tokens back, but {name} keeps a recurrent state. Use a pure "
-                f"attention model, {PLAIN}."
-            )
+            _refuse(f"The {role} must be able to take tokens back, but {name} keeps a recurrent state.")
     check_vocab_sizes(*(model.config.get_text_config(decoder=True).vocab_size for model in (target, assistant)))
 
 
@@ -46,60 +43,52 @@ def check_call(config: GenerationConfig, arguments: dict[str, Any]) -> None:
     """
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise UnsupportedError(
-            f"SSD decodes greedily or by sampling, but these arguments ask for {mode.value.replace('_', ' ')}. Drop "
-            f"them, {PLAIN}."
-        )
+        _refuse(f"SSD decodes greedily or by sampling, but these arguments ask for {mode.value.replace('_', ' ')}.")
     if config.use_cache is False:
-        raise UnsupportedError(
-            f"`use_cache` must be True, but got False: drafting keeps what was computed. Drop it, {PLAIN}."
-        )
-    if config.cache_implementation == "quantized":
-        raise UnsupportedError(
-            f'`cache_implementation` must allow taking tokens back, but got "quantized". Leave it unset, {PLAIN}.'
-        )
+        _refuse("`use_cache` must be True, but got False: drafting keeps what was computed.")
+    if config.cache_implementation == "quantized" or (
+        config.cache_implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS and not StaticLayer.is_croppable
+    ):
+        _refuse(f'`cache_implementation` must allow taking tokens back, but got "{config.cache_implementation}".')
     if config.assistant_ensemble_weight is not None:
-        raise UnsupportedError(
+        _refuse(
             f"`assistant_ensemble_weight` must be None, but got {config.assistant_ensemble_weight}: it changes the "
-            "output, and SSD "
-            "is lossless. Drop it, or use transformers' own assisted generation."
+            "output, and SSD is lossless."
         )
     if config.guidance_scale is not None and config.guidance_scale != 1:
-        raise UnsupportedError(
+        _refuse(
             f"`guidance_scale` must be None, but got {config.guidance_scale}: classifier-free guidance keeps a cache "
-            "of its own that "
-            f"cannot be rolled back. Drop it, {PLAIN}."
+            "of its own that cannot be rolled back."
         )
-    processors = arguments.get("logits_processor") or []
-    if any(isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor) for processor in processors):
-        raise UnsupportedError(
-            f"`logits_processor` holds classifier-free guidance, which cannot be rolled back. Drop it, {PLAIN}."
-        )
+    if isinstance(config.watermarking_config, SynthIDTextWatermarkingConfig):
+        _refuse("`watermarking_config` must not be SynthID, which remembers tokens that verification takes back.")
+    for processor in arguments.get("logits_processor") or []:
+        if isinstance(processor, STATEFUL_PROCESSORS):
+            _refuse(
+                f"`logits_processor` holds {type(processor).__name__}, which remembers tokens that verification takes "
+                "back."
+            )
     if arguments.get("inputs_embeds") is not None:
-        raise UnsupportedError(
-            f"`inputs_embeds` has no tokens that the assistant could read. Pass `input_ids`, {PLAIN}."
-        )
+        _refuse("`inputs_embeds` has no tokens that the assistant could read; it needs `input_ids`.")
     if arguments.get("assistant_tokenizer") is not None:
-        raise UnsupportedError(
-            "`assistant_tokenizer` must be None: target and assistant must share a tokenizer. Use transformers' own "
-            "assisted "
-            "generation for a pair that does not."
-        )
+        _refuse("`assistant_tokenizer` must be None: target and assistant must share a tokenizer.")
     if arguments.get("synced_gpus"):
-        raise UnsupportedError(f"`synced_gpus` must be False: rounds differ between processes. Drop it, {PLAIN}.")
+        _refuse("`synced_gpus` must be False: rounds differ between processes.")
 
 
-def check_batch(batch_size: int, *, has_cache: bool, has_streamer: bool) -> None:
-    """Raises [`UnsupportedError`] for what works with one row only."""
-    if batch_size == 1:
+def check_batch(num_rows: int, config: GenerationConfig, *, has_cache: bool, has_streamer: bool) -> None:
+    """Raises [`UnsupportedError`] for what works with one row only. Rows run one after the other."""
+    if num_rows == 1:
         return
     if has_streamer:
-        raise UnsupportedError(
-            f"`streamer` must be None for {batch_size} rows, which end at different times. Pass one row, {PLAIN}."
-        )
+        _refuse(f"`streamer` must be None for {num_rows} rows, which end at different times.")
     if has_cache:
-        raise UnsupportedError(
-            f"A cache of your own must be for one row, but the call has {batch_size}: rows accept different numbers "
-            "of tokens. Pass one "
-            f"row, {PLAIN}."
-        )
+        _refuse(f"A cache of your own must be for one row, but the call has {num_rows}, which grow differently.")
+    if config.max_time is not None:
+        _refuse(f"`max_time` must be None for {num_rows} rows, which run one after the other.")
+    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
+        _refuse(f"`output_attentions` and `output_hidden_states` must be False for {num_rows} rows.")
+
+
+def _refuse(problem: str) -> NoReturn:
+    raise UnsupportedError(f'{problem} Change that, or use `ssd_config={{"mode": "ar"}}` for plain generation.')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -111,9 +111,10 @@ class RowDecoder:
                 )
             start_recording(cache)
             verdict, scores, logits = self._decide(outputs.logits[:, -1:], Speculation())
-        self._send(verdict)
+        tokens = [int(verdict.bonus_tokens)]
+        self._send(tokens)
         with self.recorder.span("emit"):
-            num_emitted = self._emit((), verdict, scores, logits)
+            num_emitted = self._emit(tokens, scores, logits)
             self._keep_outputs(outputs, num_emitted, is_prefill=True)
             self._advance(outputs, num_emitted)
 
@@ -125,10 +126,11 @@ class RowDecoder:
             outputs = self._forward(speculation)
             verdict, scores, logits = self._decide(outputs.logits[:, -len(speculation) - 1 :], speculation)
             num_accepted = int(verdict.num_accepted)
+            tokens = [*speculation.tokens[:num_accepted], int(verdict.bonus_tokens)]
         # Before anything else, so that the assistant works while the rest is done here.
-        self._send(verdict, verify.ms)
+        self._send(tokens, verify.ms)
         with self.recorder.span("emit"):
-            num_emitted = self._emit(speculation.tokens[:num_accepted], verdict, scores, logits)
+            num_emitted = self._emit(tokens, scores, logits)
             cache = output_cache(outputs)
             assert cache is not None
             with self._no_grad():
@@ -163,9 +165,14 @@ class RowDecoder:
             self._on_degrade()
             return None
 
-    def _send(self, verdict: Verdict, verify_ms: float | None = None) -> None:
-        if self._speculator is not None:
-            outcome = Outcome(int(verdict.num_accepted), int(verdict.bonus_tokens))
+    def _send(self, tokens: Sequence[int], verify_ms: float | None = None) -> None:
+        """Tells the outcome, unless these tokens certainly end the row and the answer would be for nothing."""
+        eos = self.config._eos_token_tensor
+        is_end = self.input_ids.shape[1] + len(tokens) >= self.config.max_length or (
+            eos is not None and any(token in eos.tolist() for token in tokens)
+        )
+        if self._speculator is not None and not is_end:
+            outcome = Outcome(len(tokens) - 1, tokens[-1])
             self._ask(lambda: self._speculator.resolve(outcome, verify_ms))  # type: ignore[union-attr]
 
     def _receive(self) -> Speculation:
@@ -246,9 +253,8 @@ class RowDecoder:
 
     # The output
 
-    def _emit(self, accepted: tuple[int, ...], verdict: Verdict, scores: torch.Tensor, logits: torch.Tensor) -> int:
-        """Appends accepted tokens and the bonus token one by one, as plain decoding would, until one stops it."""
-        tokens = [*accepted, int(verdict.bonus_tokens)]
+    def _emit(self, tokens: Sequence[int], scores: torch.Tensor, logits: torch.Tensor) -> int:
+        """Appends tokens one by one, as plain decoding would, until one stops it. Returns how many that were."""
         for i, token in enumerate(tokens):
             new = self.input_ids.new_tensor([token])
             self.input_ids = torch.cat([self.input_ids, new[None]], dim=1)
@@ -274,11 +280,14 @@ class RowDecoder:
             )  # fmt: skip
         if self.attentions is not None:
             weights = outputs.attentions
-            num_later = 0 if is_prefill else weights[0].shape[2] - 1  # draft tokens that the first one does not see
-            self.attentions += (weights,) if is_prefill else tuple(
+            if is_prefill or not weights or weights[0] is None:  # as under sdpa, which has none to give
+                self.attentions += (weights,) * num_emitted
+                return
+            num_later = weights[0].shape[2] - 1  # draft tokens that the first one does not see
+            self.attentions += tuple(
                 tuple(layer[:, :, i : i + 1, : layer.shape[3] - num_later + i] for layer in weights)
                 for i in range(num_emitted)
-            )  # fmt: skip
+            )
 
     def _advance(self, outputs: Any, num_emitted: int) -> None:
         self.model_kwargs = self.model._update_model_kwargs_for_generation(

@@ -16,13 +16,15 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
-from .checks import UnsupportedError, check_batch, check_call, check_pair
+from .checks import check_batch, check_call, check_pair
 from .compat import CACHE_KEY
 from .config import SSDConfig
 from .metrics import SSDStats
 from .orchestration import SSDCall, SSDGenerateOutput, decode_plainly, decode_speculatively, with_stats
+from .protocol import SpeculatorError
 from .recorder import Recorder
 from .runtime.pool import start_worker
+from .vocabulary import UnsupportedError
 
 logger = logging.get_logger(__name__)
 
@@ -78,9 +80,9 @@ class SSDGenerationMixin(GenerationMixin):
         if kwargs.get("custom_generate") is not None or not (is_explicit or attached):
             return super().generate(**kwargs)
         config = SSDConfig.of(ssd_config) if is_explicit or attached is None else attached.config
-        assistant = kwargs.pop("assistant_model", None) or (attached.assistant if attached else None)
+        assistant = kwargs.get("assistant_model") or (attached.assistant if attached else None)
         if config.mode == "ar":
-            return self._generate_plainly(kwargs)
+            return self._generate_plainly({**kwargs, "assistant_model": None})
         try:
             _check(self, assistant, config, kwargs)
         except UnsupportedError as error:
@@ -91,13 +93,14 @@ class SSDGenerationMixin(GenerationMixin):
             return self._generate_plainly(kwargs)
         assert assistant is not None
         call = SSDCall(assistant, config, Recorder(config.mode, config.trace))
-        output = super().generate(**kwargs, assistant_model=call)
+        output = super().generate(**{**kwargs, "assistant_model": call})
         self.ssd_stats = call.recorder.close()
         return with_stats(output, self.ssd_stats)
 
     def _generate_plainly(self, kwargs: dict[str, Any]) -> Any:
         recorder = Recorder("ar")
-        output = decode_plainly(super().generate, kwargs, recorder)
+        eos_token_id = _generation_config(self, kwargs).eos_token_id
+        output = decode_plainly(super().generate, kwargs, recorder, eos_token_id)
         self.ssd_stats = recorder.close()
         return with_stats(output, self.ssd_stats)
 
@@ -138,7 +141,8 @@ def enable_ssd(
 
     Raises:
         UnsupportedError: If the assistant cannot draft for the model.
-        ValueError: If there is no assistant.
+        ValueError: If there is no assistant, or no such `assistant_device`.
+        InsufficientMemoryError: If the assistant does not fit there.
     """
     config = SSDConfig.of(ssd_config)
     attached: Attachment | None = model.__dict__.get("_ssd_attachment")
@@ -150,11 +154,11 @@ def enable_ssd(
                 '`mode="ar"`.'
             )
         check_pair(model, assistant)
+        if config.backend != "inline":
+            with contextlib.suppress(SpeculatorError):  # the first call says why, and what it does instead
+                start_worker(assistant, model, config)
     _mix_in(model)
     model.__dict__["_ssd_attachment"] = Attachment(assistant, config)
-    if assistant is not None and config.mode != "ar" and config.backend != "inline":
-        with contextlib.suppress(RuntimeError):  # the first call says why, and what it does instead
-            start_worker(assistant, model, config)
     return model
 
 
@@ -184,8 +188,9 @@ def make_custom_generate(
     config = SSDConfig.of(ssd_config)
 
     def ssd(model: PreTrainedModel, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
-        check_pair(model, assistant_model)
-        check_call(kwargs["generation_config"], {**kwargs, "logits_processor": kwargs.get("logits_processor")})
+        if config.mode != "ar":
+            check_pair(model, assistant_model)
+            check_call(kwargs["generation_config"], kwargs)
         call = SSDCall(assistant_model, config, Recorder(config.mode, config.trace))
         output = decode_speculatively(model, input_ids, call=call, streamer=streamer, **kwargs)
         model.ssd_stats = call.recorder.close()
@@ -213,14 +218,21 @@ def _check(
             f'`assistant_model` must be given for mode "{config.mode}", but got None. Pass one, or use mode "ar".'
         )
     check_pair(model, assistant)
-    overrides = {key: value for key, value in kwargs.items() if key not in _GENERATE_PARAMETERS}
-    generation_config, _ = model._prepare_generation_config(kwargs.get("generation_config"), **overrides)
+    generation_config = _generation_config(model, kwargs)
     check_call(generation_config, kwargs)
     input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     if input_ids is not None:
         has_cache = any(kwargs.get(name) is not None for name in (CACHE_KEY, "past_key_values"))
         num_rows = input_ids.shape[0] * (generation_config.num_return_sequences or 1)
-        check_batch(num_rows, has_cache=has_cache, has_streamer=kwargs.get("streamer") is not None)
+        has_streamer = kwargs.get("streamer") is not None
+        check_batch(num_rows, generation_config, has_cache=has_cache, has_streamer=has_streamer)
+
+
+def _generation_config(model: PreTrainedModel, kwargs: dict[str, Any]) -> GenerationConfig:
+    """The call's generation config, its keyword arguments merged in."""
+    overrides = {key: value for key, value in kwargs.items() if key not in _GENERATE_PARAMETERS}
+    config: GenerationConfig = model._prepare_generation_config(kwargs.get("generation_config"), **overrides)[0]
+    return config
 
 
 _GENERATE_SIGNATURE = inspect.signature(GenerationMixin.generate)
@@ -228,8 +240,10 @@ _GENERATE_PARAMETERS = frozenset(_GENERATE_SIGNATURE.parameters)
 
 
 def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = [name for name in _GENERATE_SIGNATURE.parameters if name not in ("self", "kwargs")]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    arguments = _GENERATE_SIGNATURE.bind_partial(None, *args, **kwargs).arguments
+    del arguments["self"]
+    others = arguments.pop("kwargs", {})
+    return {**arguments, **others}
 
 
 # Mixing in: a subclass per model class, which passes for it.

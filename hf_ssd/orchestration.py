@@ -20,7 +20,7 @@ from .compat import CACHE_KEY
 from .config import SSDConfig
 from .decoding import RowDecoder
 from .metrics import SSDStats
-from .protocol import DraftRequest
+from .protocol import DraftRequest, Speculator
 from .recorder import Recorder
 from .runtime.placement import available_cores, split_threads
 from .runtime.pool import speculator_for
@@ -64,18 +64,17 @@ def decode_speculatively(
     """
     num_rows = input_ids.shape[0]
     has_cache = getattr(model_kwargs.get(CACHE_KEY), "_is_user_defined", False)
-    check_batch(num_rows, has_cache=has_cache, has_streamer=streamer is not None)
+    check_batch(num_rows, generation_config, has_cache=has_cache, has_streamer=streamer is not None)
     rows = []
-    total = available_cores()
-    target_threads, assistant_threads = split_threads(call.config.target_threads, call.config.assistant_threads, total)
     recorder = call.recorder
     try:
         with (
-            speculator_for(call.assistant, model, call.config, assistant_threads) as speculator,
-            _threads(target_threads if speculator.threads is not None else None) as restore_threads,
+            _speculator(model, call) as speculator,
+            _threads(_target_threads(call.config, speculator)) as restore_threads,
         ):
             recorder.target_threads = torch.get_num_threads()
-            recorder.assistant_threads, recorder.assistant_device = speculator.threads, speculator.device
+            if speculator is not None:
+                recorder.assistant_threads, recorder.assistant_device = speculator.threads, speculator.device
             for row in range(num_rows):
                 decoder = RowDecoder(
                     model,
@@ -90,7 +89,7 @@ def decode_speculatively(
                     num_rows=num_rows,
                 )
                 rows.append(decoder)
-                request = _request(decoder, input_ids, call, model_kwargs)
+                request = _request(decoder, call.config)
                 decoder.run(None if recorder.degraded else speculator, request, restore_threads)
     finally:
         # Also when something was raised: whoever reads the stream must not wait for ever.
@@ -99,11 +98,13 @@ def decode_speculatively(
     return _gather(rows, generation_config)
 
 
-def decode_plainly(generate: Callable[..., Any], kwargs: dict[str, Any], recorder: Recorder) -> Any:
+def decode_plainly(
+    generate: Callable[..., Any], kwargs: dict[str, Any], recorder: Recorder, eos_token_id: int | list[int] | None
+) -> Any:
     """Runs transformers' own `generate()` and takes down its times."""
-    criteria = StoppingCriteriaList(kwargs.pop("stopping_criteria", None) or [])
-    criteria.append(_Observer(recorder))
-    return generate(**kwargs, stopping_criteria=criteria)
+    observer = _Observer(recorder, eos_token_id)
+    criteria = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), observer])
+    return generate(**{**kwargs, "stopping_criteria": criteria})
 
 
 def with_stats(output: Any, stats: SSDStats) -> Any:
@@ -114,15 +115,21 @@ def with_stats(output: Any, stats: SSDStats) -> Any:
 
 
 class _Observer(StoppingCriteria):
-    """Notes when tokens come. Stops nothing."""
+    """Notes when tokens come, those of rows that have ended left out. Stops nothing."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, eos_token_id: int | list[int] | None) -> None:
         self.recorder = recorder
+        self._eos = torch.tensor([] if eos_token_id is None else eos_token_id, dtype=torch.long).flatten()
         self._is_running: torch.Tensor | None = None
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        self.recorder.token()
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+        stops_nothing = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+        if self._is_running is None:
+            self._is_running = ~stops_nothing
+        for _ in range(int(self._is_running.sum())):
+            self.recorder.token()
+        self._is_running = self._is_running & ~torch.isin(input_ids[:, -1], self._eos.to(input_ids.device))
+        return stops_nothing
 
 
 @contextlib.contextmanager
@@ -141,7 +148,22 @@ def _threads(num_threads: int | None) -> Iterator[Callable[[], None]]:
         restore()
 
 
-def _request(decoder: RowDecoder, input_ids: torch.Tensor, call: SSDCall, model_kwargs: dict[str, Any]) -> DraftRequest:
+def _speculator(model: PreTrainedModel, call: SSDCall) -> contextlib.AbstractContextManager[Speculator | None]:
+    if call.config.mode == "ar":
+        return contextlib.nullcontext()
+    config = call.config
+    _, num_threads = split_threads(config.target_threads, config.assistant_threads, available_cores())
+    return speculator_for(call.assistant, model, config, num_threads)
+
+
+def _target_threads(config: SSDConfig, speculator: Speculator | None) -> int | None:
+    """CPU threads of the target; `None` leaves them as they are."""
+    if speculator is None or speculator.threads is None:
+        return config.target_threads
+    return split_threads(config.target_threads, config.assistant_threads, available_cores())[0]
+
+
+def _request(decoder: RowDecoder, config: SSDConfig) -> DraftRequest:
     prompt = decoder.input_ids[0].tolist()
     mask = decoder.model_kwargs.get("attention_mask")
     num_padding = 0
@@ -156,7 +178,7 @@ def _request(decoder: RowDecoder, input_ids: torch.Tensor, call: SSDCall, model_
         processors=tuple(decoder.processors),
         # From the default generator, so that `torch.manual_seed` reproduces it. Greedy calls leave that alone.
         seed=int(torch.randint(2**62, (1,))) if do_sample else 0,
-        config=call.config,
+        config=config,
     )
 
 

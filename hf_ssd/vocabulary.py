@@ -17,7 +17,11 @@ _REMEDY = (
 )
 
 
-class VocabularyMismatchError(ValueError):
+class UnsupportedError(ValueError):
+    """A model, a pair or an argument that cannot be decoded speculatively."""
+
+
+class VocabularyMismatchError(UnsupportedError):
     """The assistant's token ids do not mean what the target's do."""
 
 
