@@ -1,0 +1,31 @@
+"""Assistants that go wrong. In a module of its own, so that the assistant's process can import it."""
+
+from __future__ import annotations
+
+from transformers import LlamaForCausalLM
+
+
+class RaisesLater(LlamaForCausalLM):
+    """Works while it is tried out and for a few rounds, then raises in each forward."""
+
+    num_forwards_left = 40
+
+    def forward(self, *args, **kwargs):
+        self._count()
+        return super().forward(*args, **kwargs)
+
+    def _count(self) -> None:
+        type(self).num_forwards_left -= 1
+        if type(self).num_forwards_left < 0:
+            raise ArithmeticError("the assistant broke")
+
+    @property
+    def base_model(self):
+        return self  # run whole, through the forward above
+
+
+class RaisesAtOnce(LlamaForCausalLM):
+    """Cannot even be moved to its device."""
+
+    def eval(self):
+        raise ArithmeticError("the assistant broke at once")

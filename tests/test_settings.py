@@ -1,0 +1,87 @@
+"""Every `SSDConfig` field moves a counter or an output: HF40739, an option accepted but never reaching the code."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import prompt
+
+from hf_ssd import SSDConfig
+from hf_ssd.generation import generate_with_ssd
+from hf_ssd.metrics import SSDStats
+from hf_ssd.runtime.process import AssistantWorker
+
+INLINE = {"backend": "inline", "num_assistant_tokens": 4}
+PROCESS = {"backend": "process", "num_assistant_tokens": 4}
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """Two values of a field, and what must differ between a call with one and a call with the other."""
+
+    first: Any
+    second: Any
+    observe: Callable[[SSDStats, list[float]], Any]
+    base: dict[str, Any] = dataclasses.field(default_factory=lambda: INLINE)
+
+
+def hits(stats: SSDStats, timeouts: list[float]) -> Any:
+    return tuple(r.origin for r in stats.rounds)
+
+
+EFFECTS = {
+    "mode": Effect("ssd", "sd", lambda stats, _: stats.hit_rate is None),
+    "num_assistant_tokens": Effect(1, 6, lambda stats, _: max(r.num_draft_tokens for r in stats.rounds)),
+    "cache_budget": Effect(1, 12, lambda stats, _: stats.num_hits),
+    "fan_out": Effect([1], [6], lambda stats, _: stats.num_hits),
+    "expected_acceptance": Effect(0.02, 0.98, hits, {**INLINE, "cache_budget": 2}),
+    "power_law_exponent": Effect(0.01, 50.0, hits, {**INLINE, "cache_budget": 5}),
+    "draft_vocab_size": Effect(None, 4, lambda stats, _: stats.acceptance),
+    "backend": Effect("inline", "process", lambda stats, _: stats.assistant_threads),
+    "assistant_device": Effect("auto", "cuda:99", lambda stats, _: None, PROCESS),  # which there is not
+    "target_threads": Effect(1, 2, lambda stats, _: stats.target_threads, {**PROCESS, "assistant_threads": 1}),
+    "assistant_threads": Effect(1, 2, lambda stats, _: stats.assistant_threads, {**PROCESS, "target_threads": 1}),
+    "timeout_s": Effect(50.0, 70.0, lambda _, timeouts: set(timeouts), PROCESS),
+    "trace": Effect(False, True, lambda stats, _: (bool(stats.verifier_spans), bool(stats.speculator_spans))),
+}
+
+
+def test_every_field_has_an_effect_listed() -> None:
+    assert set(EFFECTS) == {field.name for field in dataclasses.fields(SSDConfig)}
+
+
+@pytest.mark.parametrize("field", EFFECTS)
+def test_a_field_has_its_effect(field, target, shared_noisy, monkeypatch) -> None:
+    effect = EFFECTS[field]
+    receive = AssistantWorker.receive
+
+    def observe(value: Any) -> Any:
+        timeouts: list[float] = []
+
+        def note_timeout(self, row: int, timeout_s: float):
+            timeouts.append(timeout_s)
+            return receive(self, row, timeout_s)
+
+        monkeypatch.setattr(AssistantWorker, "receive", note_timeout)
+        threads = torch.get_num_threads()
+        config = SSDConfig(**{**effect.base, field: value})
+        try:
+            generate_with_ssd(
+                target,
+                inputs=prompt(6),
+                assistant_model=shared_noisy,
+                ssd_config=config,
+                max_new_tokens=60,
+                do_sample=False,
+            )
+        except ValueError as error:
+            return str(error)
+        assert torch.get_num_threads() == threads
+        assert target.ssd_stats.degraded is None
+        return effect.observe(target.ssd_stats, timeouts)
+
+    assert observe(effect.first) != observe(effect.second)
