@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from transformers import GenerationConfig, PreTrainedModel, SynthIDTextWatermarkingConfig
-from transformers.cache_utils import StaticLayer
+from transformers.cache_utils import Cache, StaticLayer
 from transformers.generation import (
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
@@ -88,6 +89,14 @@ def check_batch(num_rows: int, config: GenerationConfig, *, has_cache: bool, has
         _refuse(f"`max_time` must be None for {num_rows} rows, which run one after the other.")
     if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
         _refuse(f"`output_attentions` and `output_hidden_states` must be False for {num_rows} rows.")
+
+
+def check_caches(caches: Iterable[Cache]) -> None:
+    """Raises [`UnsupportedError`] if one of a caller's own caches cannot be rolled back."""
+    for cache in caches:
+        for layer in getattr(cache, "layers", ()):
+            if not layer.is_croppable:
+                _refuse(f"A cache of your own must allow taking tokens back, but {type(layer).__name__} does not.")
 
 
 def _refuse(problem: str) -> NoReturn:

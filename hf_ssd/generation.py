@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
-from .checks import check_batch, check_call, check_pair
+from .checks import check_batch, check_caches, check_call, check_pair
 from .compat import CACHE_KEY
 from .config import SSDConfig
 from .metrics import SSDStats
@@ -205,7 +205,12 @@ def custom_generate_path() -> str:
 
 
 def generate_with_ssd(model: PreTrainedModel, **kwargs: Any) -> Any:
-    """`generate()` with `ssd_config` on a model of any class. What `custom_generate_path()` leads to."""
+    """`generate()` with `ssd_config` on a model of any class. What `custom_generate_path()` leads to.
+
+    Without `ssd_config` it takes what `enable_ssd` left on the model, or else the defaults.
+    """
+    if kwargs.get("ssd_config") is None and "_ssd_attachment" not in model.__dict__:
+        kwargs["ssd_config"] = SSDConfig()
     with _mixed_in(model):
         return SSDGenerationMixin.generate(model, **kwargs)
 
@@ -222,10 +227,11 @@ def _check(
     check_call(generation_config, kwargs)
     input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     if input_ids is not None:
-        has_cache = any(kwargs.get(name) is not None for name in (CACHE_KEY, "past_key_values"))
+        caches = [kwargs[name] for name in {CACHE_KEY, "past_key_values"} if kwargs.get(name) is not None]
+        check_caches(caches)
         num_rows = input_ids.shape[0] * (generation_config.num_return_sequences or 1)
         has_streamer = kwargs.get("streamer") is not None
-        check_batch(num_rows, generation_config, has_cache=has_cache, has_streamer=has_streamer)
+        check_batch(num_rows, generation_config, has_cache=bool(caches), has_streamer=has_streamer)
 
 
 def _generation_config(model: PreTrainedModel, kwargs: dict[str, Any]) -> GenerationConfig:

@@ -13,10 +13,12 @@ import torch
 from plain import INLINE, assert_equals_plain
 from tiny_models import make_noisy, make_target, prompt
 from tiny_zoo import make
-from transformers import SynthIDTextWatermarkingConfig
+from transformers import StaticCache, SynthIDTextWatermarkingConfig
+from transformers.cache_utils import StaticLayer
 
-from hf_ssd import SSDConfig, enable_ssd, make_custom_generate
+from hf_ssd import SSDConfig, custom_generate_path, enable_ssd, make_custom_generate
 from hf_ssd.checks import UnsupportedError
+from hf_ssd.compat import CACHE_KEY
 from hf_ssd.drafting.draft_vocab import frequent_tokens
 from hf_ssd.drafting.proposer import DraftDistribution
 from hf_ssd.generation import generate_with_ssd
@@ -94,6 +96,29 @@ class TestEnabling:
         enable_ssd(target, assistant_model=noisy, ssd_config=INLINE)
         with pytest.raises(TypeError, match="multiple values"):
             target.generate(prompt(6), inputs=prompt(6))
+
+    def test_the_folder_takes_the_settings_of_an_enabled_model(self, target, noisy) -> None:
+        enable_ssd(target, assistant_model=noisy, ssd_config=SSDConfig(mode="sd", backend="inline"))
+        arguments = {"custom_generate": custom_generate_path(), "trust_remote_code": True, "max_new_tokens": 6}
+        target.generate(prompt(6), **arguments)
+        assert target.ssd_stats.mode == "sd"
+        assert target.ssd_stats.assistant_threads is None
+
+    def test_a_cache_that_cannot_be_rolled_back(self, target, noisy, monkeypatch) -> None:
+        """As a static one in transformers 5.17: an enabled model does without SSD, an explicit call is told."""
+        monkeypatch.setattr(StaticLayer, "is_croppable", False)
+        arguments = {"max_new_tokens": 6, "do_sample": False}
+        expected = target.generate(prompt(6), **arguments)
+
+        def cache() -> dict:
+            return {CACHE_KEY: StaticCache(config=target.config, max_cache_len=32)}
+
+        with pytest.raises(UnsupportedError, match="StaticLayer"):
+            generate_with_ssd(
+                target, inputs=prompt(6), assistant_model=noisy, ssd_config=INLINE, **cache(), **arguments
+            )
+        enable_ssd(target, assistant_model=noisy, ssd_config=INLINE)
+        assert torch.equal(target.generate(prompt(6), **cache(), **arguments), expected)
 
 
 class TestRows:

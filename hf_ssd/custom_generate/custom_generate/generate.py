@@ -5,5 +5,4 @@ from hf_ssd.generation import generate_with_ssd
 
 def generate(model, **kwargs):
     """`model.generate()` with `assistant_model` and `ssd_config`."""
-    kwargs.setdefault("ssd_config", {})
     return generate_with_ssd(model, **kwargs)
