@@ -63,11 +63,11 @@ class SSDConfig:
         _check_choice("mode", self.mode, MODES)
         _check_choice("backend", self.backend, BACKENDS)
         if self.num_assistant_tokens != "auto":
-            _check_int("num_assistant_tokens", self.num_assistant_tokens, 1, 'Use mode="ar" to draft nothing.')
+            _check_int("num_assistant_tokens", self.num_assistant_tokens, 1, 'Or use "auto".')
         _check_int("cache_budget", self.cache_budget, 1, 'Use mode="sd" to prepare no outcomes.')
         self._check_fan_out()
         if self.draft_vocab_size is not None and self.draft_vocab_size != "auto":
-            _check_int("draft_vocab_size", self.draft_vocab_size, 1, "Use None for the full vocabulary.")
+            _check_int("draft_vocab_size", self.draft_vocab_size, 1, 'Or use "auto", or None for all tokens.')
         _check_number("expected_acceptance", self.expected_acceptance)
         if not 0.0 < self.expected_acceptance < 1.0:
             raise ValueError(
@@ -90,7 +90,8 @@ class SSDConfig:
             raise TypeError(f"`trace` must be True or False, but got {self.trace!r}.")
         # `torch.device` objects and indices are welcome; the field itself is a string, so that it can be written to
         # JSON.
-        device: object = self.assistant_device
+        device: Any = self.assistant_device
+        _check_device(device)
         object.__setattr__(self, "assistant_device", f"cuda:{device}" if isinstance(device, int) else str(device))
 
     def _check_fan_out(self) -> None:
@@ -127,7 +128,7 @@ class SSDConfig:
             ValueError: If a key is not a setting, or a value is not allowed.
         """
         known = [field.name for field in fields(cls)]
-        unknown = sorted(set(values) - set(known))
+        unknown = sorted(map(str, set(values) - set(known)))
         if unknown:
             raise ValueError(f"`ssd_config` has unknown keys {unknown}. Known keys are {known}.")
         return cls(**values)
@@ -151,6 +152,21 @@ class SSDConfig:
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"`{name}` must be one of {list(choices)}, but got {value!r}.")
+
+
+def _check_device(device: Any) -> None:
+    if device == "auto" or (type(device) is int and device >= 0):
+        return
+    import torch  # not with the module: the command line reads the defaults before it needs torch
+
+    try:
+        is_device = not isinstance(device, int) and torch.device(device) is not None
+    except (RuntimeError, TypeError):
+        is_device = False
+    if not is_device:
+        raise ValueError(
+            f'`assistant_device` must be "auto" or a device such as "cpu" or "cuda:1", but got {device!r}.'
+        )
 
 
 def _check_int(name: str, value: object, least: int, remedy: str) -> None:

@@ -124,7 +124,7 @@ class SSDGenerationMixin(GenerationMixin):
 
 
 def enable_ssd(
-    model: PreTrainedModel, *, assistant_model: PreTrainedModel | None = None, ssd_config: SSDConfigLike = None
+    model: PreTrainedModel, assistant_model: PreTrainedModel | None = None, ssd_config: SSDConfigLike = None
 ) -> PreTrainedModel:
     """Makes plain `model.generate()` use SSD, wherever it is called from.
 

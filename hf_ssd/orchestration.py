@@ -173,6 +173,7 @@ def _request(decoder: RowDecoder, config: SSDConfig) -> DraftRequest:
     return DraftRequest(
         prompt_ids=tuple(prompt),
         num_padding=num_padding,
+        max_new_tokens=decoder.config.max_length - len(prompt),
         vocab_size=decoder.model.config.get_text_config(decoder=True).vocab_size,
         do_sample=do_sample,
         processors=tuple(decoder.processors),

@@ -22,6 +22,7 @@ class DraftRequest:
     Args:
         prompt_ids: Token ids of the prompt, left padding included: logits processors see the row as the target's do.
         num_padding: Number of leading padding tokens, which the assistant does not read.
+        max_new_tokens: Tokens that the row may still get: drafting more is in vain.
         vocab_size: Number of token ids that the target knows.
         do_sample: Whether draft tokens are drawn or the likeliest is taken.
         processors: Logits processors of the call, in order.
@@ -31,6 +32,7 @@ class DraftRequest:
 
     prompt_ids: tuple[int, ...]
     num_padding: int
+    max_new_tokens: int
     vocab_size: int
     do_sample: bool
     processors: Sequence[Processor]

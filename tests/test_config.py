@@ -15,7 +15,7 @@ from hf_ssd import SSDConfig
     [
         ("mode", "fast", r"`mode` must be one of .*'ssd'.*, but got 'fast'"),
         ("backend", "thread", r"`backend` must be one of .*'process'.*, but got 'thread'"),
-        ("num_assistant_tokens", 0, r"`num_assistant_tokens` must be at least 1, but got 0\. .*mode=\"ar\""),
+        ("num_assistant_tokens", 0, r"`num_assistant_tokens` must be at least 1, but got 0\. Or use \"auto\""),
         ("cache_budget", 0, r"`cache_budget` must be at least 1, but got 0\. .*mode=\"sd\""),
         ("fan_out", "square", r"`fan_out` must be one of .*'geometric'.*, but got 'square'"),
         ("fan_out", [2, -1], r"`fan_out` must be at least 0, but got -1"),
@@ -24,9 +24,11 @@ from hf_ssd import SSDConfig
         ("expected_acceptance", 1, r"`expected_acceptance` must lie between 0 and 1.*but got 1"),
         ("power_law_exponent", 0.0, r"`power_law_exponent` must be a positive number, but got 0\.0"),
         ("power_law_exponent", float("nan"), r"`power_law_exponent` must be a positive number, but got nan"),
-        ("draft_vocab_size", 0, r"`draft_vocab_size` must be at least 1, but got 0\. Use None"),
+        ("draft_vocab_size", 0, r"`draft_vocab_size` must be at least 1, but got 0\. Or use \"auto\", or None"),
         ("target_threads", 0, r"`target_threads` must be at least 1, but got 0\. Use None"),
         ("assistant_threads", -2, r"`assistant_threads` must be at least 1, but got -2\. Use None"),
+        ("assistant_device", "gpu", r"`assistant_device` must be \"auto\" or a device.*but got 'gpu'"),
+        ("assistant_device", None, r"`assistant_device` must be \"auto\" or a device.*but got None"),
         ("timeout_s", 0, r"`timeout_s` must be a positive number of seconds, but got 0"),
         ("timeout_s", float("inf"), r"`timeout_s` must be a positive number of seconds, but got inf"),
     ],
@@ -39,6 +41,7 @@ def test_a_value_that_is_not_allowed_is_named_with_its_remedy(field: str, value:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
+        ("num_assistant_tokens", "5", r"`num_assistant_tokens` must be a whole number, but got '5'\. Or use \"auto\""),
         ("num_assistant_tokens", 2.5, r"`num_assistant_tokens` must be a whole number, but got 2\.5"),
         ("num_assistant_tokens", None, r"`num_assistant_tokens` must be a whole number, but got None"),
         ("cache_budget", True, r"`cache_budget` must be a whole number, but got True"),

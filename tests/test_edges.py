@@ -49,6 +49,16 @@ class TestPositions:
         assert_equals_plain(target, assistant, ids, INLINE, max_new_tokens=40)
 
 
+class TestWanted:
+    @pytest.mark.parametrize("backend", ["inline", "process"])
+    def test_no_more_is_drafted_than_is_wanted(self, target, shared_noisy, backend: str) -> None:
+        """Otherwise a large `num_assistant_tokens` would keep the target waiting for what is thrown away."""
+        config = SSDConfig(backend=backend, num_assistant_tokens=500)
+        stats = assert_equals_plain(target, shared_noisy, prompt(6), config, max_new_tokens=6)
+        assert all(each.depth <= 4 for each in stats.rounds)
+        assert sum(each.num_draft_steps for each in stats.rounds) < 40
+
+
 class TestStateful:
     def test_watermarks_with_a_memory_are_refused(self, target, noisy) -> None:
         watermark = SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=3)

@@ -86,6 +86,7 @@ class DraftEngine:
             (request.do_sample, config.expected_acceptance), AcceptanceEstimate(config.expected_acceptance)
         )
         self._vocab_size = request.vocab_size
+        self._num_wanted = request.max_new_tokens
         self._tokens = list(request.prompt_ids[request.num_padding :])
         self._path: list[int] = []  # the speculation that is being verified
         self._path_hidden: list[torch.Tensor] = []  # after the last token of the row, after the first draft token, ...
@@ -111,6 +112,7 @@ class DraftEngine:
         found = self._branches.lookup(outcome)
         self._pace.looked_up(isinstance(found, Hit))
         num_kept = len(self._tokens) + outcome.num_accepted
+        self._num_wanted -= outcome.num_accepted + 1
         self._tokens += [*self._path[: outcome.num_accepted], outcome.bonus_token]
         distributions: Sequence[DraftDistribution | None]
         if isinstance(found, Hit):
@@ -181,8 +183,11 @@ class DraftEngine:
 
     def _may_grow(self, branch: Branch) -> bool:
         limit = self.assistant.max_length
-        position = len(self._tokens) + branch.outcome.num_accepted + branch.depth
-        return branch.depth < self.config.max_draft_tokens and (limit is None or position < limit)
+        num_kept = branch.outcome.num_accepted
+        # The target adds a token to what is drafted, so the last token wanted is never drafted.
+        num_wanted = self._num_wanted - (num_kept + 1) - 1
+        has_position = limit is None or len(self._tokens) + num_kept + branch.depth < limit
+        return has_position and branch.depth < min(self.config.max_draft_tokens, num_wanted)
 
     def _is_worthwhile(self, growing: Sequence[Branch]) -> bool:
         """Whether to start a step, given when the outcome is due.
@@ -235,7 +240,7 @@ class DraftEngine:
         with self._span("just in time"):
             if self.config.mode != "ssd":
                 self._proposer.activate(self._tokens)
-            for _ in range(self._just_in_time_length()):
+            for _ in range(min(self._just_in_time_length(), self._num_wanted - 1)):
                 if not self._has_room(1):
                     break
                 started = time.monotonic()

@@ -251,9 +251,9 @@ class AssistantWorker:
             if isinstance(error, (_NoAnswerError, BlockingIOError)) and self._process is not None:
                 self._process.kill()  # it may be stopped, and would not leave by itself
             self.close()
-            cause = str(error) if isinstance(error, _NoAnswerError) else "the assistant's process has died"
             status = self._process.returncode if self._process is not None else None
-            self._cause = f"{cause} (exit status {status})"
+            is_silent = isinstance(error, _NoAnswerError)
+            self._cause = str(error) if is_silent else f"the assistant's process has died (exit status {status})"
             raise SpeculatorError(self._cause) from error
         except BaseException:
             # Ctrl-C, or what a signal handler raised, perhaps in mid message: what is read next would be its rest.

@@ -21,6 +21,7 @@ DEPTH = 4
 
 def request(config: SSDConfig, **fields: object) -> DraftRequest:
     values = {"prompt_ids": PROMPT, "num_padding": 0, "vocab_size": VOCAB_SIZE, "do_sample": False}
+    values["max_new_tokens"] = 10_000
     return DraftRequest(**{**values, "processors": (), "seed": 0, "config": config, **fields})
 
 
