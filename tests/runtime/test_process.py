@@ -331,7 +331,9 @@ class TestPrograms:
 
     def test_ctrl_c_reaches_the_caller_and_ends_both(self) -> None:
         then = """
-            import os, time
+            import os, signal, time
+            # A shell that runs the tests in the background has them ignore it.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             try:
                 print("ready", flush=True)
                 time.sleep(100)
