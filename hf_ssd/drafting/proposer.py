@@ -79,16 +79,12 @@ class Proposer:
             counts: For each position how many candidates to return, at most.
             use_full_vocabulary: Whether to look at all tokens; otherwise only at the draft vocabulary, if there is one.
         """
-        if use_full_vocabulary or self._vocabulary is None:
-            token_ids, scores = None, self._process(prefixes, self._fit(self.assistant.logits(hidden)))
-            for row, token in enumerate(excluded):
-                if token is not None:
-                    scores[row, token] = float("-inf")
-        else:
-            token_ids, scores = self._draft_scores(hidden, prefixes)
-            for row, token in enumerate(excluded):
-                if token is not None:
-                    scores[row, token_ids == token] = float("-inf")
+        token_ids, scores = (
+            (None, self._full_scores(hidden, prefixes)) if use_full_vocabulary else self._draft_scores(hidden, prefixes)
+        )
+        for row, token in enumerate(excluded):
+            if token is not None:
+                scores[row, token if token_ids is None else token_ids == token] = float("-inf")
         values, choices = scores.topk(min(max(*counts, NUM_LIKELY_TOKENS), scores.shape[1]), dim=1)
         tokens = choices if token_ids is None else token_ids[choices]
         self._likely = tokens.flatten()
@@ -103,7 +99,7 @@ class Proposer:
         has_choice = torch.isfinite(scores).any(dim=1)
         if token_ids is not None and not bool(has_choice.all()):
             # Processors left nothing of the draft vocabulary: look at all tokens.
-            token_ids, scores = None, self._process(prefixes, self._fit(self.assistant.logits(hidden)))
+            token_ids, scores = None, self._full_scores(hidden, prefixes)
             has_choice = torch.isfinite(scores).any(dim=1)
         if not self.do_sample:
             choices = scores.argmax(dim=1)
@@ -115,11 +111,14 @@ class Proposer:
         choices = draw(probs, self._generator)
         return self._to_tokens(choices, token_ids), [DraftDistribution(token_ids, row) for row in probs]
 
+    def _full_scores(self, hidden: torch.Tensor, prefixes: Sequence[Sequence[int]]) -> torch.Tensor:
+        return self._process(prefixes, self._fit(self.assistant.logits(hidden)))
+
     def _draft_scores(
         self, hidden: torch.Tensor, prefixes: Sequence[Sequence[int]]
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         if self._vocabulary is None:
-            return None, self._process(prefixes, self._fit(self.assistant.logits(hidden)))
+            return None, self._full_scores(hidden, prefixes)
         token_ids, logits = self._vocabulary.tokens, self._vocabulary.logits(hidden)
         if looks_only_at_scores(self.processors):
             return token_ids, self._process(prefixes, logits)
