@@ -1,41 +1,20 @@
-"""The command line `hf-ssd`. Heavy imports live inside the commands, so that `--help` answers at once."""
+"""`hf-ssd compare`."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .config import SSDConfig
+from ..config import SSDConfig
+from .options import errors, number_or, split
 
 if TYPE_CHECKING:
-    from .bench.settings import CompareSettings
-
-app = typer.Typer(
-    name="hf-ssd",
-    help="Lossless speculative speculative decoding for Hugging Face transformers.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+    from ..bench.settings import CompareSettings
 
 
-@app.command()
-def version() -> None:
-    """Show the versions of hf_ssd, torch and transformers."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as version_of
-
-    for package in ("hf_ssd", "torch", "transformers"):
-        try:
-            typer.echo(f"{package} {version_of(package)}")
-        except PackageNotFoundError:
-            typer.echo(f"{package} is not installed as a package")
-
-
-@app.command()
 def compare(
     target: Annotated[
         str | None, typer.Option(help="Name or folder of the target. Default: the embedded pair.", show_default=False)
@@ -71,9 +50,9 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")] = False,
 ) -> None:
     """Compare SSD with plain and assisted generation of transformers, on the same prompts and machine."""
-    from .bench.settings import CompareSettings
+    from ..bench.settings import CompareSettings
 
-    try:
+    with errors():
         settings = CompareSettings(
             target=target,
             assistant=assistant,
@@ -86,32 +65,24 @@ def compare(
             target_threads=target_threads,
             assistant_threads=assistant_threads,
             num_prompts=prompts,
-            kinds=_split(kinds),
+            kinds=split(kinds),
             texts=tuple(prompt or ()),
             repeats=repeats,
-            num_assistant_tokens=_number_or("num_assistant_tokens", num_assistant_tokens, {"auto": "auto"}),
+            num_assistant_tokens=number_or("num_assistant_tokens", num_assistant_tokens, {"auto": "auto"}),
             cache_budget=cache_budget,
-            draft_vocab_size=_number_or("draft_vocab_size", draft_vocab_size, {"auto": "auto", "none": None}),
-            arms=_split(arms),
+            draft_vocab_size=number_or("draft_vocab_size", draft_vocab_size, {"auto": "auto", "none": None}),
+            arms=split(arms),
             trace_path=trace,
         )
         _compare(settings, as_json)
-    except (ValueError, OSError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(2) from error
-
-
-def main() -> None:
-    """Entry point of `hf-ssd`."""
-    app()
 
 
 def _compare(settings: CompareSettings, as_json: bool) -> None:
     from rich.console import Console
     from transformers.utils import logging
 
-    from .bench.compare import compare as run_comparison
-    from .bench.report import print_report, progress_bar
+    from ..bench.compare import compare as run_comparison
+    from ..bench.report import print_report, progress_bar
 
     # transformers' own bars and warnings about its own calls would break up ours.
     logging.disable_progress_bar()
@@ -125,17 +96,3 @@ def _compare(settings: CompareSettings, as_json: bool) -> None:
         if not output.is_terminal:
             output.width = max(output.width, 120)  # rich assumes 80 columns for a file or pipe
         print_report(comparison, output)
-
-
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _number_or(name: str, text: str, words: dict[str, Any]) -> Any:
-    """A whole number, or what one of the words stands for."""
-    if text in words:
-        return words[text]
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"`{name}` must be a whole number or one of {sorted(words)}, but got {text!r}.") from None

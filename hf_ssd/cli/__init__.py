@@ -1,0 +1,34 @@
+"""The command line `hf-ssd`. Heavy imports live inside the commands, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import typer
+
+from .compare import compare
+
+app = typer.Typer(
+    name="hf-ssd",
+    help="Lossless speculative speculative decoding for Hugging Face transformers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(compare)
+
+
+@app.command()
+def version() -> None:
+    """Show the versions of hf_ssd, torch and transformers."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+
+    for package in ("hf_ssd", "torch", "transformers"):
+        try:
+            typer.echo(f"{package} {version_of(package)}")
+        except PackageNotFoundError:
+            typer.echo(f"{package} is not installed as a package")
+
+
+def main() -> None:
+    """Entry point of `hf-ssd`."""
+    app()
