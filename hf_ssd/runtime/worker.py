@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import threading
@@ -16,9 +15,9 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..drafting import AssistantModel, DraftEngine
-from ..protocol import DraftRequest
 from . import messages
 from .arena import Arena, open_model
+from .server import Server
 
 logger = logging.get_logger(__name__)
 
@@ -40,7 +39,7 @@ def main(setup: dict[str, Any]) -> None:
         answer_challenge(connection, key)
         engine = _load(connection, Arena(setup["arena"], setup["arena_bytes"]))
         if engine is not None:
-            Server(connection, engine).run()
+            Server(_ConnectionChannel(connection), engine).run()
     except (EOFError, ConnectionError):
         pass  # the caller is done with us
     # Not through interpreter shutdown: a thread of some library might hold it up.
@@ -73,54 +72,19 @@ def _load(connection: Connection, arena: Arena) -> DraftEngine | None:
     return DraftEngine(assistant)
 
 
-class Server:
-    """Answers outcomes, and drafts ahead whenever no message is waiting.
+class _ConnectionChannel:
+    """A connection as a server uses it."""
 
-    Args:
-        connection: To the caller.
-        engine: Does the drafting.
-    """
-
-    def __init__(self, connection: Connection, engine: DraftEngine) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._engine = engine
-        self._row: int | None = None
 
-    def run(self) -> None:
-        """Serves until the connection ends.
+    def has_message(self) -> bool:
+        return self._connection.poll()
 
-        Raises:
-            EOFError, ConnectionError: When it does.
-        """
-        while True:
-            # Without work to do this sleeps in `receive`.
-            if self._row is not None and not self._connection.poll() and self._work(self._engine.deepen):
-                continue
-            message = messages.receive(self._connection)
-            if isinstance(message, messages.Start):
-                self._row = message.row
-                torch.set_num_threads(message.num_threads)
-                self._work(self._start, message.request, message.processors)
-            elif isinstance(message, messages.Resolve) and message.row == self._row:
-                self._work(self._answer, message)
-            elif isinstance(message, messages.Stop):
-                self._row = None
+    def receive(self) -> Any:
+        return messages.receive(self._connection)
 
-    def _start(self, request: DraftRequest, processors: tuple[bytes, ...]) -> None:
-        device = self._engine.assistant.device
-        request = dataclasses.replace(request, processors=messages.unpickle_processors(processors, device))
-        self._engine.start(request)
-
-    def _answer(self, message: messages.Resolve) -> None:
-        speculation = self._engine.resolve(message.outcome, message.verify_ms)
-        messages.send(self._connection, messages.Answer(message.row, messages.pack(speculation)))
-
-    def _work(self, function: Any, *args: Any) -> bool:
-        try:
-            return bool(function(*args))
-        except (EOFError, ConnectionError):
-            raise
-        except Exception:
-            row, self._row = self._row, None
-            messages.send(self._connection, messages.Failure(-1 if row is None else row, traceback.format_exc()))
-            return False
+    def send(self, message: Any) -> None:
+        if isinstance(message, messages.Answer):
+            message = messages.Answer(message.row, messages.pack(message.speculation))
+        messages.send(self._connection, message)
