@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache
 from transformers.utils import logging
 
 from ..compat import CACHE_KEY
+from .tree_cache import SlabCache
 from .tree_mask import TreeMask
 
 logger = logging.get_logger(__name__)
@@ -40,14 +40,14 @@ class AssistantModel:
         self._decoder, self._head = self._split()
         self.takes_trees = self._check_trees()
 
-    def new_cache(self) -> DynamicCache:
-        """An empty cache. All its layers keep everything: windows are written into the masks instead."""
-        return DynamicCache()
+    def new_cache(self) -> SlabCache:
+        """An empty cache."""
+        return SlabCache()
 
     def forward(
         self,
         tokens: Sequence[int],
-        cache: DynamicCache,
+        cache: SlabCache,
         positions: Sequence[int] | None = None,
         mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
         num_hidden: int | None = None,
