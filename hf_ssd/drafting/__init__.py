@@ -2,5 +2,6 @@
 
 from .assistant import AssistantModel
 from .engine import DraftEngine
+from .graphs import GraphedAssistant, make_assistant
 
-__all__ = ["AssistantModel", "DraftEngine"]
+__all__ = ["AssistantModel", "DraftEngine", "GraphedAssistant", "make_assistant"]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..drafting import DraftEngine
+from ..drafting import DraftEngine, GraphedAssistant
 from . import messages
 
 
@@ -67,6 +67,8 @@ class Server:
             torch.set_num_threads(message.num_threads)
         sent = messages.unpickle_processors(message.processors, self._engine.assistant.device)
         request = dataclasses.replace(message.request, processors=[*message.request.processors, *sent])
+        if isinstance(self._engine.assistant, GraphedAssistant):
+            self._engine.assistant.prepare(request)
         if message.is_awaited:
             self._channel.send(messages.Started(message.row))
         self._engine.start(request)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..drafting import AssistantModel, DraftEngine
+from ..drafting import DraftEngine, make_assistant
 from ..protocol import DraftRequest, SpeculatorError
 from ..sampling import Processor
 from ..types import Outcome, Speculation
@@ -214,7 +214,7 @@ def _serve(model: PreTrainedModel, inbox: Mailbox, outbox: Mailbox) -> None:
         with _own_stream(inbox.device):
             inbox.get()
             with torch.inference_mode():
-                assistant = AssistantModel(model)
+                assistant = make_assistant(model)
             outbox.put(messages.Ready(assistant.takes_trees))
             Server(_MailboxChannel(inbox, outbox), DraftEngine(assistant)).run()
     except EOFError:

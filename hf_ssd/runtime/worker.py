@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..drafting import AssistantModel, DraftEngine
+from ..drafting import DraftEngine, make_assistant
 from . import messages
 from .arena import Arena, open_model
 from .server import Server
@@ -64,7 +64,7 @@ def _load(connection: Connection, arena: Arena) -> DraftEngine | None:
         if model.config._attn_implementation not in ("eager", "sdpa"):
             model.set_attn_implementation("sdpa")  # trees need masks
         with torch.inference_mode():
-            assistant = AssistantModel(model)
+            assistant = make_assistant(model)
     except Exception:
         messages.send(connection, messages.Failure(-1, traceback.format_exc()))
         return None
