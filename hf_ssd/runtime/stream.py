@@ -53,7 +53,7 @@ class StreamWorker(Worker):
         self._thread: threading.Thread | None = None
         self._owner = os.getpid()
         self._identities: tuple[tuple[int, ...], ...] = ()
-        self._is_ready = self._is_given_up = False
+        self._is_ready = self._is_over = False
         self._cause = "the assistant's thread has ended"
         self._rows = itertools.count()
 
@@ -72,17 +72,20 @@ class StreamWorker(Worker):
         Raises:
             SpeculatorError: If it cannot be used.
         """
+        if not self.is_alive:
+            raise SpeculatorError(self._cause)
         if self._is_ready:
             return
         reply = self._get(START_TIMEOUT_S)
-        if isinstance(reply, messages.Failure):
-            raise SpeculatorError(f"the assistant cannot draft:\n{reply.error}")
         self._is_ready = True
         warn_unless_ahead(reply)
 
     @property
     def is_alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive() and not self._is_given_up
+        if self._thread is None or self._is_over or os.getpid() != self._owner:
+            return False
+        # One that has failed is not over before its last words are read.
+        return self._thread.is_alive() or not self._outbox.empty()
 
     def holds(self, model: PreTrainedModel) -> bool:
         return weight_identities(model) == self._identities
@@ -94,8 +97,8 @@ class StreamWorker(Worker):
         if self._thread is None or os.getpid() != self._owner:
             return
         self._inbox.close()
-        # The assistant may be collected in any thread, in its own too.
-        if not self._is_given_up and self._thread is not threading.current_thread():
+        # One that hangs is not waited for. The assistant may be collected in any thread, in its own too.
+        if not self._is_over and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_TIMEOUT_S)
 
     # One row
@@ -130,20 +133,23 @@ class StreamWorker(Worker):
         """The answer for `row`. What is left over from rows before it, a call that was broken off, is passed over."""
         while True:
             reply = self._get(timeout_s)
-            if isinstance(reply, messages.Failure) and reply.row in (row, -1):
+            if isinstance(reply, messages.Failure) and reply.row == row:
                 raise SpeculatorError(f"the assistant failed:\n{reply.error}")
             if isinstance(reply, kind) and reply.row == row:
                 return reply
 
     def _get(self, timeout_s: float) -> Any:
         try:
-            return self._outbox.get(timeout_s)
+            reply = self._outbox.get(timeout_s)
         except queue.Empty:
             # A thread cannot be ended from outside; it is left alone, and leaves when it comes back.
-            self._is_given_up = True
             self._inbox.close()
-            self._cause = f"no answer from the assistant's thread for {timeout_s:g} s"
+            self._is_over, self._cause = True, f"no answer from the assistant's thread for {timeout_s:g} s"
             raise SpeculatorError(self._cause) from None
+        if isinstance(reply, messages.Failure) and reply.row == -1:
+            self._is_over, self._cause = True, f"the assistant's thread failed:\n{reply.error}"
+            raise SpeculatorError(self._cause)
+        return reply
 
 
 class Mailbox:
