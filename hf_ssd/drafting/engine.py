@@ -102,7 +102,9 @@ class DraftEngine:
         child = last.child(outcome.bonus_token)
         self._tokens += [*(node.token for node in path), outcome.bonus_token]
         miss: Miss | None = None
-        if child is not None and child.is_run and any(node.is_draft for node in child.children):
+        is_prepared = child is not None and child.is_run and any(node.is_draft for node in child.children)
+        if is_prepared and self.config.mode == "ssd":
+            assert child is not None
             with self._span("look up", hit=1):
                 self._keep([*path, child], child)
         else:
