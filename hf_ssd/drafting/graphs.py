@@ -12,13 +12,14 @@ from transformers.utils import logging
 
 from ..compat import CACHE_KEY
 from ..protocol import DraftRequest
-from .assistant import AssistantModel
+from .assistant import AssistantModel, make_assistant
 from .static_slabs import ATTENTION, RowCache, Slabs, StaticCache, make_slabs, register_attention
 from .tree_cache import SlabCache
 
 logger = logging.get_logger(__name__)
 
-BUCKETS = (1, 2, 4, 8, 16, 32)  # tokens of a step; fewer are filled up
+BUCKETS = (1, 2, 4, 8, 16, 32, 48)  # tokens of a step; fewer are filled up
+NUM_SPARE = 256  # entries that branches may take beside the row itself
 CAPACITIES = (1024, 2048, 4096, 8192, 16_384)  # entries of a cache; longer rows are drafted without graphs
 
 Mask = torch.Tensor | dict[str, torch.Tensor]
@@ -27,7 +28,7 @@ Mask = torch.Tensor | dict[str, torch.Tensor]
 class GraphedAssistant(AssistantModel):
     """An [`AssistantModel`] whose small forwards have fixed shapes and addresses, so that they can be CUDA graphs.
 
-    A step of up to 32 tokens is filled up to a bucket; keys and values go to given slots of slabs of a fixed capacity
+    A step of up to 48 tokens is filled up to a bucket; keys and values go to given slots of slabs of a fixed capacity
     (those of the filling to a scratch slot, the last), and attention is over the whole slab through a full mask. Longer
     forwards, and those of rows that have outgrown the slabs, are the parent's. Graphs are only made in `prepare`.
 
@@ -53,10 +54,7 @@ class GraphedAssistant(AssistantModel):
 
         Effects: falls back to the parent for good where the model does not allow static steps.
         """
-        config = request.config
-        num_branches = config.cache_budget if isinstance(config.fan_out, str) else sum(config.fan_out)
-        num_spare = (num_branches + 1) * (config.max_draft_tokens + 1) + BUCKETS[-1]
-        least = len(request.prompt_ids) + num_spare
+        least = len(request.prompt_ids) + NUM_SPARE
         most = least + min(request.max_new_tokens, self.max_length or request.max_new_tokens)
         limits = [capacity for capacity in CAPACITIES if capacity >= least]
         needed = [limit for i, limit in enumerate(limits) if i == 0 or limits[i - 1] < most]
@@ -288,6 +286,8 @@ def _spare_generator(device: torch.device) -> Iterator[None]:
         generator.graphsafe_set_state(state)
 
 
-def make_assistant(model: PreTrainedModel) -> AssistantModel:
-    """The assistant as it runs fastest on its device."""
-    return GraphedAssistant(model) if model.device.type == "cuda" else AssistantModel(model)
+def make_fast_assistant(model: PreTrainedModel, quantization: str | None) -> AssistantModel:
+    """The assistant as it runs fastest on its device; the arguments are those of [`make_assistant`]."""
+    if model.device.type == "cuda" and quantization != "int8":
+        return GraphedAssistant(model)
+    return make_assistant(model, quantization)

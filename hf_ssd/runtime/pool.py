@@ -51,7 +51,11 @@ def start_worker(assistant: PreTrainedModel, target: PreTrainedModel, config: SS
                 return worker
             with worker.lock:
                 worker.close()
-        worker = StreamWorker(wanted) if in_thread else AssistantWorker(str(place_assistant(assistant, target, wanted)))
+        if in_thread:
+            worker = StreamWorker(wanted, config.assistant_quantization)
+        else:
+            device = place_assistant(assistant, target, wanted)
+            worker = AssistantWorker(str(device), config.assistant_quantization)
         worker.start(assistant)
         workers[assistant] = worker
         worker.finalizer = weakref.finalize(assistant, worker.close)
@@ -98,7 +102,7 @@ def speculator_for(
                 yield WorkerSpeculator(worker, num_threads, config.timeout_s)
                 return
     _device_in_caller(assistant, config.assistant_device)
-    yield InlineSpeculator(assistant)
+    yield InlineSpeculator(assistant, config.assistant_quantization)
 
 
 def _acquire(

@@ -58,10 +58,12 @@ class AssistantWorker(Worker):
 
     Args:
         device: Device that the worker puts its assistant on.
+        quantization: What the first call will ask for, made while the worker starts.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, quantization: str | None = None) -> None:
         super().__init__(device)
+        self._quantization = quantization
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._load: messages.Load | None = None
@@ -84,7 +86,7 @@ class AssistantWorker(Worker):
         except Exception as error:  # pickling runs any code
             raise AssistantLoadError(f"the assistant cannot be sent to another process: {error!r}") from error
         self._identities = weight_identities(model)
-        self._load = messages.Load(parcel, self.device, logging.get_verbosity())
+        self._load = messages.Load(parcel, self.device, self._quantization, logging.get_verbosity())
         ours, theirs = socket.socketpair()
         setup = {
             "connection": theirs.fileno(),
@@ -145,7 +147,9 @@ class AssistantWorker(Worker):
         return self._process.pid if self._process is not None else None
 
     def holds(self, model: PreTrainedModel) -> bool:
-        """Whether the worker's weights are still the model's. Changes in place do not count: both see them."""
+        """Whether the worker's weights are still the model's. Changes in place do not count: both see them, but for a
+        copy in 8 bits, which drafts with the old ones.
+        """
         return weight_identities(model) == self._identities
 
     def close(self) -> None:

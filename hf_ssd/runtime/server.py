@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from transformers import PreTrainedModel
 
-from ..drafting import DraftEngine, GraphedAssistant
+from ..drafting import DraftEngine, GraphedAssistant, make_fast_assistant
 from . import messages
 
 
@@ -34,13 +35,21 @@ class Server:
 
     Args:
         channel: To the caller.
-        engine: Does the drafting.
+        model: The assistant.
     """
 
-    def __init__(self, channel: Channel, engine: DraftEngine) -> None:
+    def __init__(self, channel: Channel, model: PreTrainedModel) -> None:
         self._channel = channel
-        self._engine = engine
+        self._model = model
+        self._engines: dict[str | None, DraftEngine] = {}
         self._row: int | None = None
+
+    @torch.inference_mode()
+    def engine(self, quantization: str | None) -> DraftEngine:
+        """The engine that drafts with the assistant in this quantization, made when it is first asked for."""
+        if quantization not in self._engines:
+            self._engines[quantization] = DraftEngine(make_fast_assistant(self._model, quantization))
+        return self._engines[quantization]
 
     def run(self) -> None:
         """Serves until the channel ends.
@@ -65,6 +74,7 @@ class Server:
         # Of this thread alone: OpenMP keeps the number for each thread that asks for a team.
         if torch.get_num_threads() != message.num_threads:
             torch.set_num_threads(message.num_threads)
+        self._engine = self.engine(message.request.config.assistant_quantization)
         sent = messages.unpickle_processors(message.processors, self._engine.assistant.device)
         request = dataclasses.replace(message.request, processors=[*message.request.processors, *sent])
         if isinstance(self._engine.assistant, GraphedAssistant):

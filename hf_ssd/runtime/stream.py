@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..drafting import DraftEngine, make_assistant
 from ..protocol import DraftRequest, SpeculatorError
 from ..sampling import Processor
 from ..types import Outcome, Speculation
@@ -44,10 +43,12 @@ class StreamWorker(Worker):
 
     Args:
         device: Where the assistant is. It is used there, not copied.
+        quantization: What the first call will ask for, made while the thread starts.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, quantization: str | None = None) -> None:
         super().__init__(device)
+        self._quantization = quantization
         self._inbox = Mailbox(torch.device(device))
         self._outbox = Mailbox(torch.device(device))
         self._thread: threading.Thread | None = None
@@ -61,7 +62,7 @@ class StreamWorker(Worker):
         """Starts the thread. It returns before that is ready."""
         self._identities = weight_identities(model)
         # A second object over the same weights: the thread must not keep the caller's alive, at whose end it ends.
-        arguments = (copy.copy(model), self._inbox, self._outbox)
+        arguments = (copy.copy(model), self._quantization, self._inbox, self._outbox)
         self._thread = threading.Thread(target=_serve, args=arguments, name="hf_ssd assistant", daemon=True)
         self._inbox.put(None)  # the weights may still be on their way to the device
         self._thread.start()
@@ -214,15 +215,14 @@ class _MailboxChannel:
 _CLOSED = object()
 
 
-def _serve(model: PreTrainedModel, inbox: Mailbox, outbox: Mailbox) -> None:
+def _serve(model: PreTrainedModel, quantization: str | None, inbox: Mailbox, outbox: Mailbox) -> None:
     """What the thread runs. It knows nothing of the worker, which can so be collected."""
     try:
         with _own_stream(inbox.device):
             inbox.get()
-            with torch.inference_mode():
-                assistant = make_assistant(model)
-            outbox.put(messages.Ready(assistant.takes_trees))
-            Server(_MailboxChannel(inbox, outbox), DraftEngine(assistant)).run()
+            server = Server(_MailboxChannel(inbox, outbox), model)
+            outbox.put(messages.Ready(server.engine(quantization).assistant.takes_trees))
+            server.run()
     except EOFError:
         pass  # the caller is done with us
     except BaseException:

@@ -14,7 +14,6 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..drafting import DraftEngine, make_assistant
 from . import messages
 from .arena import Arena, open_model
 from .server import Server
@@ -37,9 +36,9 @@ def main(setup: dict[str, Any]) -> None:
     try:
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
-        engine = _load(connection, Arena(setup["arena"], setup["arena_bytes"]))
-        if engine is not None:
-            Server(_ConnectionChannel(connection), engine).run()
+        server = _load(connection, Arena(setup["arena"], setup["arena_bytes"]))
+        if server is not None:
+            server.run()
     except (EOFError, ConnectionError):
         pass  # the caller is done with us
     # Not through interpreter shutdown: a thread of some library might hold it up.
@@ -53,7 +52,7 @@ def _leave_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def _load(connection: Connection, arena: Arena) -> DraftEngine | None:
+def _load(connection: Connection, arena: Arena) -> Server | None:
     load: messages.Load = messages.receive(connection)
     logging.set_verbosity(load.log_level)
     try:
@@ -63,13 +62,13 @@ def _load(connection: Connection, arena: Arena) -> DraftEngine | None:
         model = model.eval().to(load.device)
         if model.config._attn_implementation not in ("eager", "sdpa"):
             model.set_attn_implementation("sdpa")  # trees need masks
-        with torch.inference_mode():
-            assistant = make_assistant(model)
+        server = Server(_ConnectionChannel(connection), model)
+        takes_trees = server.engine(load.quantization).assistant.takes_trees
     except Exception:
         messages.send(connection, messages.Failure(-1, traceback.format_exc()))
         return None
-    messages.send(connection, messages.Ready(assistant.takes_trees))
-    return DraftEngine(assistant)
+    messages.send(connection, messages.Ready(takes_trees))
+    return server
 
 
 class _ConnectionChannel:

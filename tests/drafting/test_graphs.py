@@ -13,13 +13,12 @@ from tiny_models import VOCAB_SIZE, make_noisy, prompt
 from transformers import LlamaForCausalLM, LlamaModel, PreTrainedModel
 
 from hf_ssd import SSDConfig
-from hf_ssd.drafting import AssistantModel, GraphedAssistant, graphs, make_assistant
+from hf_ssd.drafting import AssistantModel, GraphedAssistant, graphs, make_fast_assistant
 from hf_ssd.drafting.static_slabs import RowCache
 from hf_ssd.kv_cache import keep_branch
 from hf_ssd.protocol import DraftRequest
-from hf_ssd.runtime import pool, stream
+from hf_ssd.runtime import pool, server
 
-SMALL = SSDConfig(cache_budget=2, num_assistant_tokens=2, draft_vocab_size=None)  # spares 41 slots
 STATIC = [
     "mistral, window of 8",
     "gemma3, mixed layers",
@@ -38,10 +37,21 @@ def _no_grad():
 @pytest.fixture
 def small_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "CAPACITIES", (64, 96, 128))
+    monkeypatch.setattr(graphs, "NUM_SPARE", 40)
 
 
-def request(num_tokens: int = 6, max_new_tokens: int = 60, config: SSDConfig = SMALL) -> DraftRequest:
-    return DraftRequest((2,) * num_tokens, 0, max_new_tokens, VOCAB_SIZE, False, (), 0, config)
+def request(num_tokens: int = 6, max_new_tokens: int = 60) -> DraftRequest:
+    return DraftRequest(
+        prompt_ids=(2,) * num_tokens,
+        num_padding=0,
+        max_new_tokens=max_new_tokens,
+        vocab_size=VOCAB_SIZE,
+        takes_trees=False,
+        do_sample=False,
+        processors=(),
+        seed=0,
+        config=SSDConfig(),
+    )
 
 
 def static(model: PreTrainedModel, **kwargs: int) -> GraphedAssistant:
@@ -99,7 +109,7 @@ class Pair:
 def play(pair: Pair, num_rounds: int) -> None:
     pair.forward(pair.tokens(6), num_hidden=1)
     for _ in range(num_rounds):
-        pair.round(pair.random.randint(1, 20), pair.random.randint(1, 3))
+        pair.round(pair.random.randint(1, 40), pair.random.randint(1, 3))
         pair.forward(pair.tokens(pair.random.randint(3, 8)), num_hidden=pair.random.choice([None, 1]))
 
 
@@ -191,7 +201,7 @@ class TestPreparing:
         assert model.config._attn_implementation == own
 
     def test_only_cuda_gets_graphs_by_itself(self) -> None:
-        assert type(make_assistant(make_noisy())) is AssistantModel
+        assert type(make_fast_assistant(make_noisy(), None)) is AssistantModel
 
 
 class TestWhole:
@@ -199,11 +209,11 @@ class TestWhole:
     def test_ssd_by_a_thread_with_static_steps_equals_plain_generate(self, target, monkeypatch, do_sample) -> None:
         made: list[GraphedAssistant] = []
 
-        def make(model: PreTrainedModel) -> GraphedAssistant:
+        def make(model: PreTrainedModel, quantization: str | None) -> GraphedAssistant:
             made.append(GraphedAssistant(model, capture=False))
             return made[-1]
 
-        monkeypatch.setattr(stream, "make_assistant", make)
+        monkeypatch.setattr(server, "make_fast_assistant", make)
         assistant = make_noisy()
         # With one token left to choose from, sampling has one outcome too, and goes through the rule for draws.
         sampling = {"do_sample": True, "top_k": 1} if do_sample else {}

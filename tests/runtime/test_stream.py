@@ -209,16 +209,16 @@ class TestFailures:
         assert ssd(target, assistant) == plain(target)
         assert "ArithmeticError: the assistant broke" in target.ssd_stats.degraded
         assert "Traceback" in target.ssd_stats.degraded
-        Raises.num_forwards_left = 1000
+        Raises.num_forwards_left = 10**9
         assert ssd(target, assistant) == plain(target)
         assert target.ssd_stats.degraded is None
         pool.close_worker(assistant)
 
     def test_an_assistant_that_cannot_be_tried(self, target, noisy, monkeypatch) -> None:
-        def fail(model):
+        def fail(model, quantization):
             raise ArithmeticError("cannot be tried")
 
-        monkeypatch.setattr("hf_ssd.runtime.stream.make_assistant", fail)
+        monkeypatch.setattr("hf_ssd.runtime.server.make_fast_assistant", fail)
         for _ in range(2):
             assert ssd(target, noisy) == plain(target)
             assert "ArithmeticError: cannot be tried" in target.ssd_stats.degraded
