@@ -186,7 +186,7 @@ class DraftEngine:
                     self._calibration.update(child.event, child.confidence, child in path)
                     if child.match is not None:
                         self._calibration.update(Event.COPIED, child.match, child in path)
-                elif node is last and node.is_ranked and not child.is_draft:
+                elif node is last and child.event in (Event.REPLACED, Event.APPENDED):
                     self._calibration.update(child.event, child.confidence, child.token == bonus_token)
 
     def _why_missed(self, last: Node, child: Node | None) -> Miss:
