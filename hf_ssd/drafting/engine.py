@@ -319,13 +319,14 @@ class DraftEngine:
         ready.sort(key=lambda node: -node.chance)
         if not ready:
             return []
-        depth = max(node.num_drafted for node in ready if node.parent is not None and node.parent.is_run)
         rates = self._pace.rates(self._acceptance(1)[0])
         is_fixed = self.config.num_assistant_tokens != "auto"
         if is_fixed or rates is None or not self.assistant.takes_trees:
-            deepest = next(n for n in ready if n.num_drafted == depth and n.parent is not None and n.parent.is_run)
+            # One chain, after the likeliest token each time.
+            drafted = [node for node in self._frontier if node.parent is not None and node.parent.is_run]
+            deepest = max(drafted, key=lambda node: (node.num_drafted, node.chance))
             limit = self.config.max_draft_tokens if is_fixed else FIRST_LENGTH
-            return [deepest] if depth < limit else []
+            return [deepest] if deepest.num_drafted < limit and deepest in ready else []
         return ready[: best_step([node.chance for node in ready[:MAX_STEP_TOKENS]], rates, 0.0)]
 
     def _read_row(self) -> None:
