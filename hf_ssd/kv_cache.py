@@ -31,19 +31,23 @@ def roll_back(cache: Cache, num_tokens: int) -> None:
 def keep_branch(cache: Cache, num_prefix: int, slots: Sequence[int]) -> None:
     """Keeps the first `num_prefix` entries and after them those in `slots`, in that order.
 
+    Only the kept entries move, so it takes as long for a long prefix as for a short one.
+
     Args:
         cache: A dynamic cache with full-attention layers.
         num_prefix: Length of the shared prefix.
         slots: Positions in the cache, each at or after `num_prefix`.
     """
-    is_contiguous = list(slots) == list(range(num_prefix, num_prefix + len(slots)))
+    end = num_prefix + len(slots)
+    is_in_place = list(slots) == list(range(num_prefix, end))
+    index = None
     for layer in cache.layers:
         if layer.keys is None:
             continue
-        if is_contiguous:
-            layer.keys = layer.keys[..., : num_prefix + len(slots), :]
-            layer.values = layer.values[..., : num_prefix + len(slots), :]
-            continue
-        index = torch.tensor(slots, dtype=torch.long, device=layer.keys.device)
-        layer.keys = torch.cat([layer.keys[..., :num_prefix, :], layer.keys.index_select(-2, index)], dim=-2)
-        layer.values = torch.cat([layer.values[..., :num_prefix, :], layer.values.index_select(-2, index)], dim=-2)
+        if not is_in_place:
+            if index is None or index.device != layer.keys.device:
+                index = torch.tensor(slots, dtype=torch.long, device=layer.keys.device)
+            # Gathered before it is written: an entry may be due where another one still lies.
+            layer.keys[..., num_prefix:end, :] = layer.keys.index_select(-2, index)
+            layer.values[..., num_prefix:end, :] = layer.values.index_select(-2, index)
+        layer.keys, layer.values = layer.keys[..., :end, :], layer.values[..., :end, :]
