@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,11 +13,14 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..compat import CACHE_KEY
+from . import tree_attention
 from .int8 import Int8Linear, pays, quantize_linears
 from .tree_cache import SlabCache
 from .tree_mask import TreeMask
 
 logger = logging.get_logger(__name__)
+
+MAX_CHAIN_TOKENS = 64  # beyond, scores of all tokens at once take more memory than they save time
 
 
 def make_assistant(model: PreTrainedModel, quantization: str | None) -> AssistantModel:
@@ -60,7 +64,8 @@ class AssistantModel:
         self.mask = TreeMask(self.config, self.dtype, self.device)
         self._decoder, self._head = self._split()
         self._projection: nn.Module | None = self._head
-        self.takes_trees = self._check_trees()
+        tree_attention.register()
+        self.takes_trees = self._check_trees(omits_prefix=True) or self._check_trees(omits_prefix=False)
 
     def new_cache(self) -> SlabCache:
         """An empty cache."""
@@ -87,17 +92,23 @@ class AssistantModel:
             Hidden states of shape `(num_hidden, hidden_size)`, to be given to `logits`.
         """
         num_hidden = len(tokens) if num_hidden is None else num_hidden
+        num_cached = cache.get_seq_length()
+        if mask is None and num_cached and len(tokens) <= MAX_CHAIN_TOKENS and self.mask.omits_prefix:
+            # For a chain, too, that is cheaper than what the model would do by itself.
+            mask = self.mask.chain(num_cached, len(tokens))
+            positions = range(num_cached, num_cached + len(tokens))
         kwargs: dict[str, Any] = {CACHE_KEY: cache, "use_cache": True, "return_dict": True}
         # A token that only the target's longer vocabulary has stands for any other here: it costs acceptance, no more.
         known = [token if token < self.vocab_size else 0 for token in tokens]
         kwargs["input_ids"] = torch.tensor([known], dtype=torch.long, device=self.device)
         if positions is not None:
-            kwargs["position_ids"] = torch.tensor([positions], dtype=torch.long, device=self.device)
+            kwargs["position_ids"] = torch.tensor([[*positions]], dtype=torch.long, device=self.device)
         if mask is not None:
             kwargs["attention_mask"] = mask
-        if self._decoder is not None:
-            return self._decoder(**kwargs).last_hidden_state[0, -num_hidden:]
-        return self.model(**kwargs).logits[0, -num_hidden:]
+        with self._attention(mask, num_cached + len(tokens)):
+            if self._decoder is not None:
+                return self._decoder(**kwargs).last_hidden_state[0, -num_hidden:]
+            return self.model(**kwargs).logits[0, -num_hidden:]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the assistant's whole vocabulary, float32, of shape `(num_rows, vocab_size)`."""
@@ -137,20 +148,47 @@ class AssistantModel:
             return None, None
         return (decoder, head) if torch.equal(apart, whole) else (None, None)
 
-    def _check_trees(self) -> bool:
-        """Whether two branches in one forward give what each gives alone."""
-        prefix, branches = [1 % self.vocab_size, 2 % self.vocab_size], [3 % self.vocab_size, 0]
+    @torch.no_grad()
+    def _check_trees(self, *, omits_prefix: bool) -> bool:
+        """Whether two branches that grow together give what each gives alone.
+
+        One leaves the trunk a token before its end, as after a rejection, and the end is run with both.
+        """
+        self.mask.omits_prefix = omits_prefix
+        trunk, early, late = self._some_tokens(0, 8), self._some_tokens(8, 2), self._some_tokens(10, 2)
+        first = [(8, ()), (7, (8,)), (8, (9,))]  # the last token of the trunk in slot 7, and the branches' first tokens
+        second = [(7, (8, 10)), (8, (9, 11))]
         try:
-            alone = []
-            for token in branches:
-                alone.append(self.forward([*prefix, token], self.new_cache(), num_hidden=1)[0])
+            alone = [
+                self.forward([*before, *branch], self.new_cache(), num_hidden=1)
+                for before, branch in ((trunk[:7], early), (trunk, late))
+            ]
             cache = self.new_cache()
-            self.forward(prefix, cache)
-            mask = self.mask.build(num_trunk=2, num_slots=4, visible=[(2, (2,)), (2, (3,))], positions=[2, 2])
-            together = self.forward(branches, cache, positions=[2, 2], mask=mask)
+            self.forward(trunk[:7], cache)
+            mask = self.mask.build(num_trunk=8, num_slots=10, visible=first, positions=(7, 7, 8))
+            self.forward([trunk[7], early[0], late[0]], cache, (7, 7, 8), mask)
+            mask = self.mask.build(num_trunk=8, num_slots=12, visible=second, positions=(8, 9))
+            together = self.forward([early[1], late[1]], cache, (8, 9), mask)
         except Exception as error:  # as above; ALiBi models and flash-attention raise here
-            logger.info(f"The assistant does not take tree masks ({error!r}).")
+            logger.info(f"The assistant does not take tree masks ({error!r}, {omits_prefix = }).")
             return False
-        expected = torch.stack(alone).float()
-        tolerance = (1e-3 if self.dtype == torch.float32 else 0.05) * expected.abs().max()
-        return bool((together.float() - expected).abs().max() <= tolerance)
+        expected = torch.cat(alone).float()
+        tolerance = (1e-3 if self.dtype == torch.float32 else 0.05) * expected.norm(dim=1)
+        return bool(((together.float() - expected).norm(dim=1) <= tolerance).all())
+
+    def _some_tokens(self, first: int, count: int) -> list[int]:
+        return [(7 * i + 1) % self.vocab_size for i in range(first, first + count)]
+
+    @contextmanager
+    def _attention(self, mask: torch.Tensor | dict[str, torch.Tensor] | None, num_slots: int) -> Iterator[None]:
+        """Within it the model's attention is one that takes `mask`; the model may be the caller's own."""
+        masks = [] if mask is None else list(mask.values()) if isinstance(mask, dict) else [mask]
+        if all(each.shape[-1] == num_slots for each in masks):
+            yield
+            return
+        own = self.config._attn_implementation
+        self.config._attn_implementation = tree_attention.NAME
+        try:
+            yield
+        finally:
+            self.config._attn_implementation = own

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import sdpa_mask
@@ -124,8 +125,7 @@ def _attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """Attention of one row to all slots of a slab, through a full mask.
 
-    The heads of a group are rows of one product: each key is read once, where sdpa with a mask would first repeat keys
-    and values for every head.
+    The heads of a group are rows of one product, as in [`tree_attention`]. Always by the same kernel: a graph has one.
 
     Raises:
         NotImplementedError: If the model wants more than this can do.
@@ -134,9 +134,7 @@ def _attention_forward(
     if unknown or attention_mask is None or query.shape[0] != 1 or attention_mask.shape[-1] != key.shape[-2]:
         raise NotImplementedError(f"Static attention is for single rows, full masks and plain scores ({unknown}).")
     num_heads, num_tokens, head_dim = query.shape[1:]
-    scaling = head_dim**-0.5 if scaling is None else scaling
-    folded = query.reshape(key.shape[1], -1, head_dim) * scaling
-    scores = folded @ key[0].mT
-    scores.unflatten(1, (-1, num_tokens)).add_(attention_mask[0])
-    output = scores.softmax(dim=-1) @ value[0]
+    folded = query.reshape(1, key.shape[1], -1, head_dim)
+    mask = attention_mask[0].expand(num_heads // key.shape[1], -1, -1).flatten(0, 1)
+    output = scaled_dot_product_attention(folded, key, value, mask, scale=scaling)
     return output.view(1, num_heads, num_tokens, -1).transpose(1, 2), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
@@ -18,11 +19,15 @@ class TreeMask:
         config: The assistant's text config.
         dtype: Dtype of the masks, the model's.
         device: Device of the masks, the model's.
+
+    Attributes:
+        omits_prefix: Whether masks leave out the slots that all tokens see, as [`tree_attention`] wants them.
     """
 
     def __init__(self, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
         self.device = device
+        self.omits_prefix = False
         window = getattr(config, "sliding_window", None)
         layer_types = set(getattr(config, "layer_types", None) or ())
         self.layer_types = layer_types if len(layer_types) > 1 else set()
@@ -42,31 +47,41 @@ class TreeMask:
             positions: Position of each new token.
 
         Returns:
-            A mask of shape `(1, 1, num_tokens, num_slots)`, or one for each layer type.
+            A mask of shape `(1, 1, num_tokens, num_slots)`, or one for each layer type. If `omits_prefix`, those whose
+            window does not cut are for the slots from the first one on that some token does not see.
         """
-        mask = torch.full((len(visible), num_slots), float("-inf"))
-        rows: list[int] = []
-        slots: list[int] = []
-        for row, (num_visible, branch) in enumerate(visible):
-            mask[row, :num_visible] = 0.0
-            rows += [row] * len(branch)
-            slots += branch
-        mask[rows, slots] = 0.0
-        full = mask
-        if self.window is not None:
-            first_seen = torch.tensor(positions)[:, None] - self.window + 1
-            trunk = torch.arange(num_slots)[None]
-            # A branch is shorter than any sensible window, but for its own slots the position is not the slot.
-            windowed = full.masked_fill((trunk < first_seen) & (trunk < num_trunk), float("-inf"))
-            if not self.layer_types:
-                return self._finish(windowed)
-            return {kind: self._finish(windowed if kind == "sliding_attention" else full) for kind in self.layer_types}
+        first = min(num_visible for num_visible, _ in visible) if self.omits_prefix else 0
+        full = windowed = self._finish(_additive(first, num_slots, visible))
+        if self.window is not None and max(positions) >= self.window:
+            mask = _additive(0, num_slots, visible)
+            for row, position in enumerate(positions):
+                # A branch is shorter than any sensible window, but for its own slots the position is not the slot.
+                mask[row, : max(min(position - self.window + 1, num_trunk), 0)] = -np.inf
+            windowed = self._finish(mask)
         if self.layer_types:
-            return {kind: self._finish(full) for kind in self.layer_types}
-        return self._finish(full)
+            return {kind: windowed if kind == "sliding_attention" else full for kind in self.layer_types}
+        return windowed
 
-    def _finish(self, mask: torch.Tensor) -> torch.Tensor:
-        return mask[None, None].to(device=self.device, dtype=self.dtype)
+    def chain(self, num_cached: int, num_tokens: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """The mask for `num_tokens` that follow the `num_cached` of a trunk."""
+        positions = range(num_cached, num_cached + num_tokens)
+        visible = [(position + 1, ()) for position in positions]
+        num_trunk = num_cached + num_tokens
+        return self.build(num_trunk=num_trunk, num_slots=num_trunk, visible=visible, positions=positions)
+
+    def _finish(self, mask: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(mask)[None, None].to(device=self.device, dtype=self.dtype)
+
+
+def _additive(first: int, num_slots: int, visible: Sequence[tuple[int, Sequence[int]]]) -> np.ndarray:
+    """The mask for the slots from `first` on. In numpy, whose calls take a tenth of the time on arrays this small."""
+    mask = np.full((len(visible), num_slots - first), -np.inf, dtype=np.float32)
+    for row, (num_visible, slots) in enumerate(visible):
+        mask[row, : num_visible - first] = 0.0
+        for slot in slots:
+            if slot >= first:
+                mask[row, slot - first] = 0.0
+    return mask
 
 
 def _slides(config: PreTrainedConfig) -> bool:

@@ -50,6 +50,9 @@ def step_width(chances: Sequence[float], step_ms: tuple[float, float], least: in
 def step_profit_ms(chances: Sequence[float], rates: Rates, time_left_ms: float) -> float:
     """What a draft step on nodes with these chances is worth, less what the target would wait for it.
 
+    A node that is reached gives another accepted token in `acceptance` of all cases. What is drafted while the target
+    waits is verified next, so each node has to earn that too; what is drafted ahead may never be.
+
     Args:
         chances: Of each node to be reached.
         rates: Of the run.
@@ -57,7 +60,9 @@ def step_profit_ms(chances: Sequence[float], rates: Rates, time_left_ms: float) 
     """
     fixed, each = rates.step_ms
     wait_ms = max(fixed + each * len(chances) - max(time_left_ms, 0.0), 0.0)
-    return sum(chances) * rates.acceptance * rates.ms_per_token - wait_ms
+    each_verified_ms = rates.verify_ms[1] if time_left_ms <= 0 else 0.0
+    gains = (chance * rates.acceptance * rates.ms_per_token - each_verified_ms for chance in chances)
+    return sum(max(gain, 0.0) for gain in gains) - wait_ms
 
 
 def best_step(chances: Sequence[float], rates: Rates, time_left_ms: float) -> int:
