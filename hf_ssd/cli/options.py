@@ -14,7 +14,7 @@ def errors() -> Iterator[None]:
     """Shows what a user can mend as one line on standard error, and leaves with status 2."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from error
 
