@@ -21,6 +21,7 @@ def hit(num_draft_tokens: int, num_accepted: int, steps: int = 3) -> RoundStats:
     return RoundStats(
         num_draft_tokens=num_draft_tokens,
         num_accepted=num_accepted,
+        num_reached=min(num_accepted + 1, num_draft_tokens),
         num_emitted=num_accepted + 1,
         origin=Origin.CACHE,
         depth=num_draft_tokens,
@@ -35,6 +36,7 @@ def miss(num_draft_tokens: int, num_accepted: int, steps: int = 3) -> RoundStats
     return RoundStats(
         num_draft_tokens=num_draft_tokens,
         num_accepted=num_accepted,
+        num_reached=min(num_accepted + 1, num_draft_tokens),
         num_emitted=num_accepted + 1,
         origin=Origin.JUST_IN_TIME,
         miss=Miss.TOKEN if steps else Miss.COLD,
@@ -96,7 +98,7 @@ def test_hits_are_counted_by_the_outcome_before_them() -> None:
 
 
 def test_the_prefill_of_the_assistant_is_no_step() -> None:
-    first = RoundStats(1, 0, 1, Origin.CACHE, depth=1, verify_ms=33.0, draft_ms=500.0, num_draft_steps=1)
+    first = RoundStats(1, 0, 1, 1, Origin.CACHE, depth=1, verify_ms=33.0, draft_ms=500.0, num_draft_steps=1)
     profile = profile_of([call("ssd", [first, hit(1, 0)])])
     assert profile is not None
     assert profile.step_ms == STEP_MS
@@ -123,8 +125,8 @@ def test_calls_without_rounds_or_assistant_are_left_out() -> None:
 
 
 def test_noise_never_makes_more_tokens_cheaper() -> None:
-    fast = RoundStats(4, 0, 1, Origin.CACHE, verify_ms=20.0)
-    slow = RoundStats(1, 0, 1, Origin.CACHE, verify_ms=30.0)
+    fast = RoundStats(4, 0, 1, 1, Origin.CACHE, verify_ms=20.0)
+    slow = RoundStats(1, 0, 1, 1, Origin.CACHE, verify_ms=30.0)
     profile = profile_of([call("ssd", [fast, slow])])
     assert profile is not None
     assert (profile.verify_base_ms, profile.verify_token_ms) == (25.0, 0.0)
