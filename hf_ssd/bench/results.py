@@ -204,7 +204,9 @@ def _with_rounds(result: ArmResult, arm: Arm, calls: Calls) -> ArmResult:
     """Adds what the rounds of all calls together tell."""
     stats = [call.stats for call in calls.values() if call.stats is not None]
     ran_on = next(((s.target_threads, s.assistant_threads) for s in stats if s.target_threads is not None), None)
-    pooled = SSDStats(mode=arm.name, rounds=tuple(round_ for s in stats for round_ in s.rounds))
+    pooled = SSDStats(
+        mode=arm.config.mode if arm.config else arm.name, rounds=tuple(round_ for s in stats for round_ in s.rounds)
+    )
     return replace(
         result,
         tokens_per_round=pooled.tokens_per_round,
