@@ -27,6 +27,7 @@ class SSDConfig:
         draft_tree_size: Most draft tokens in one speculation where it is a tree, whose branches are K tokens long at
             most: greedy decoding with a target that takes a mask. `"auto"` lets the measured times decide how many
             pay; `None` drafts chains only.
+        ngram_drafts: Whether trees also get what followed earlier in the text where it ended the same way.
         cache_budget: Outcomes that are prepared per round (B), the sum of the fan-out. `"auto"` lets the measured
             times and the outcomes' chances decide, step by step.
         fan_out: Which outcomes get the budget: `"per_instance"` the likeliest ones, `"geometric"` a number per
@@ -57,6 +58,7 @@ class SSDConfig:
     mode: Mode = "ssd"
     num_assistant_tokens: int | Literal["auto"] = "auto"
     draft_tree_size: int | Literal["auto"] | None = "auto"
+    ngram_drafts: bool = True
     cache_budget: int | Literal["auto"] = "auto"
     fan_out: Literal["per_instance", "geometric", "uniform"] | tuple[int, ...] = "per_instance"
     expected_acceptance: float = 0.7
@@ -101,8 +103,9 @@ class SSDConfig:
         _check_number("timeout_s", self.timeout_s)
         if not 0.0 < self.timeout_s < float("inf"):
             raise ValueError(f"`timeout_s` must be a positive number of seconds, but got {self.timeout_s}.")
-        if not isinstance(self.trace, bool):
-            raise TypeError(f"`trace` must be True or False, but got {self.trace!r}.")
+        for name in ("ngram_drafts", "trace"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"`{name}` must be True or False, but got {getattr(self, name)!r}.")
         # `torch.device` objects and indices are welcome; the field itself is a string, so that it can be written to
         # JSON.
         device: Any = self.assistant_device

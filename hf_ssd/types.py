@@ -136,7 +136,6 @@ class RoundStats:
     Args:
         num_draft_tokens: Draft tokens that were verified.
         num_accepted: Draft tokens that were accepted.
-        num_reached: Positions at which draft tokens were tested: those accepted, and the one where none was right.
         num_emitted: Tokens that reached the output: accepted ones and the bonus token, less what a stop cut off.
         origin: Where the speculation came from.
         miss: Why the cache had no speculation, where it had none.
@@ -145,11 +144,12 @@ class RoundStats:
         wait_ms: Time that the target stood still until the speculation was there.
         draft_ms: Forward passes of the assistant, hidden behind the target or not.
         num_draft_steps: Number of those forward passes.
+        num_reached: Positions at which draft tokens were tested: those accepted, and the one where none was right. By
+            default that of a chain.
     """
 
     num_draft_tokens: int
     num_accepted: int
-    num_reached: int
     num_emitted: int
     origin: Origin
     miss: Miss | None = None
@@ -158,3 +158,8 @@ class RoundStats:
     wait_ms: float = 0.0
     draft_ms: float = 0.0
     num_draft_steps: int = 0
+    num_reached: int = -1
+
+    def __post_init__(self) -> None:
+        if self.num_reached < 0:
+            object.__setattr__(self, "num_reached", min(self.num_accepted + 1, self.num_draft_tokens))

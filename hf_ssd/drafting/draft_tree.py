@@ -23,6 +23,7 @@ class Node:
         chance: Estimated probability that the target's text goes through it, given the row.
         confidence: The assistant's probability of the token after its parent.
         event: What has to happen for the text to go through it once its parent is reached.
+        match: Strength of the match, where the token also followed earlier in the text.
         num_drafted: Draft tokens up to it, itself included, since the latest bonus token; 0 for a bonus token.
         distribution: What a drafted token was drawn from; `None` under greedy drafting.
         slot: Where its keys are in the assistant's cache, once it has been run.
@@ -40,6 +41,7 @@ class Node:
     chance: float = 1.0
     confidence: float = 1.0
     event: Event = Event.ACCEPTED
+    match: float | None = None
     num_drafted: int = 0
     distribution: DraftDistribution | None = None
     slot: int | None = None

@@ -16,6 +16,7 @@ from ..types import Miss, Origin, Outcome, Span, Speculation
 from .assistant import AssistantModel
 from .draft_tree import Node, become_bonus, likeliest_first, make_root
 from .draft_vocab import DraftVocabulary
+from .ngram import MAX_LENGTH, NGramIndex, match_strength
 from .outcomes import OutcomeRanker
 from .pace import Pace
 from .proposer import Proposer, make_vocabulary
@@ -27,6 +28,8 @@ MIN_CHANCE = 0.004  # below, nothing is worth a place in a forward
 MIN_CHANCE_UNHURRIED = 0.02  # the same where no outcome is waited for
 MIN_UNMEASURED_CHANCE = 0.1  # of what is verified, before it is known what that costs
 MAX_STEP_TOKENS = 48
+MAX_COPIED_TOKENS = 8
+MIN_COPIED_CHANCE = 0.02
 FIRST_LENGTH = 4  # draft tokens just in time, before anything has been measured
 
 
@@ -76,8 +79,11 @@ class DraftEngine:
             (request.do_sample, expected), (Calibration(expected), AcceptanceEstimate(expected))
         )
         self._ranker = OutcomeRanker(config, self._calibration, self._acceptance)
+        self._ngrams: NGramIndex | None = None
         self._max_tree_tokens = config.max_tree_tokens if request.takes_trees and not request.do_sample else 0
         self._tokens = list(request.prompt_ids[request.num_padding :])
+        if self._max_tree_tokens and config.ngram_drafts:
+            self._ngrams = NGramIndex(self._tokens)
         self._last_position = len(self._tokens) + request.max_new_tokens - 1
         self._num_cached = 0  # tokens of the row in the trunk
         self._cache = self.assistant.new_cache()
@@ -101,8 +107,12 @@ class DraftEngine:
         self._observe(last, outcome.bonus_token)
         child = last.child(outcome.bonus_token)
         self._tokens += [*(node.token for node in path), outcome.bonus_token]
+        if self._ngrams is not None:
+            self._ngrams.extend(self._tokens[-len(path) - 1 :])
         miss: Miss | None = None
-        if child is not None and child.is_run and any(node.is_draft for node in child.children):
+        is_prepared = child is not None and child.is_run and any(node.is_draft for node in child.children)
+        if is_prepared and self.config.mode == "ssd":
+            assert child is not None
             with self._span("look up", hit=1):
                 self._keep([*path, child], child)
         else:
@@ -173,8 +183,10 @@ class DraftEngine:
         for node in path:
             for child in node.children:
                 if child.is_sent:
-                    self._calibration.update(Event.ACCEPTED, child.confidence, child in path)
-                elif node is last and node.is_ranked and not child.is_draft:
+                    self._calibration.update(child.event, child.confidence, child in path)
+                    if child.match is not None:
+                        self._calibration.update(Event.COPIED, child.match, child in path)
+                elif node is last and child.event in (Event.REPLACED, Event.APPENDED):
                     self._calibration.update(child.event, child.confidence, child.token == bonus_token)
 
     def _why_missed(self, last: Node, child: Node | None) -> Miss:
@@ -191,6 +203,7 @@ class DraftEngine:
         """The nodes to run in one forward now: none if none is worth what it costs."""
         self._frontier = [node for node in self._frontier if not node.is_run and self._may_run(node)]
         self._frontier.sort(key=lambda node: -node.chance)
+        # Copied tokens follow each other without having been run: parents first, which their chances see to.
         planned = [node for node in self._frontier if node.is_planned]
         if not self.overlaps:
             return self._frontier[:MAX_STEP_TOKENS]
@@ -243,14 +256,44 @@ class DraftEngine:
             hidden = torch.stack([node.hidden for node in nodes if node.hidden is not None])
         width = NUM_CHILDREN if self._max_tree_tokens else 1
         for node, candidates in zip(nodes, self._proposer.draft(hidden, self._prefixes(nodes), width), strict=True):
+            copied = {child.token: child for child in node.children}
             is_main = node.is_planned
             for candidate in candidates:
+                child = copied.get(candidate.token)
+                if child is None:
+                    child = self._add_child(node, candidate.token)
+                else:
+                    child.match = child.confidence
+                child.event, child.confidence = Event.ACCEPTED, candidate.probability
+                child.distribution = candidate.distribution
                 chance = node.chance * self._calibration(Event.ACCEPTED, candidate.probability)
-                child = Node(candidate.token, node, node.position + 1, chance, candidate.probability)
-                child.num_drafted, child.distribution = node.num_drafted + 1, candidate.distribution
+                child.chance = max(child.chance, chance) if child.match is not None else chance
                 child.is_planned, is_main = is_main and not self.overlaps, False
-                node.children.append(child)
-                self._frontier.append(child)
+            if self._ngrams is not None and not copied:
+                self._copy(node)
+
+    def _copy(self, node: Node) -> None:
+        """Adds what followed earlier in the text, as far as that is likely enough to be worth verifying."""
+        assert self._ngrams is not None
+        tokens, length = self._ngrams.lookup([each.token for each in node.path()], MAX_COPIED_TOKENS)
+        for token in tokens:
+            strength = match_strength(length)
+            chance = node.chance * self._calibration(Event.COPIED, strength)
+            if chance < MIN_COPIED_CHANCE or node.position + 1 >= self._last_position:
+                return
+            child = next((child for child in node.children if child.token == token), None)
+            if child is None:
+                child = self._add_child(node, token)
+                child.event, child.confidence, child.chance = Event.COPIED, strength, chance
+            else:
+                child.match, child.chance = strength, max(child.chance, chance)
+            node, length = child, min(length + 1, MAX_LENGTH)
+
+    def _add_child(self, node: Node, token: int) -> Node:
+        child = Node(token, node, node.position + 1, num_drafted=node.num_drafted + 1)
+        node.children.append(child)
+        self._frontier.append(child)
+        return child
 
     def _draft_just_in_time(self) -> None:
         """Drafts while the target waits."""
@@ -276,11 +319,11 @@ class DraftEngine:
         ready.sort(key=lambda node: -node.chance)
         if not ready:
             return []
-        depth = max(node.num_drafted for node in ready)
+        depth = max(node.num_drafted for node in ready if node.parent is not None and node.parent.is_run)
         rates = self._pace.rates(self._acceptance(1)[0])
         is_fixed = self.config.num_assistant_tokens != "auto"
         if is_fixed or rates is None or not self.assistant.takes_trees:
-            deepest = next(node for node in ready if node.num_drafted == depth)
+            deepest = next(n for n in ready if n.num_drafted == depth and n.parent is not None and n.parent.is_run)
             limit = self.config.max_draft_tokens if is_fixed else FIRST_LENGTH
             return [deepest] if depth < limit else []
         return ready[: best_step([node.chance for node in ready[:MAX_STEP_TOKENS]], rates, 0.0)]

@@ -14,6 +14,7 @@ class Event(Enum):
     ACCEPTED = "accepted"  # the token was drafted, and the target accepts it
     REPLACED = "replaced"  # what was drafted there is rejected, and this is the bonus token
     APPENDED = "appended"  # nothing was drafted there, and this is the bonus token
+    COPIED = "copied"  # the token followed earlier in the text, and the target accepts it; by the strength of the match
 
 
 # Finer where it matters: near certainty a small step in probability is a large one in the tokens that follow.
