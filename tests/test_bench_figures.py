@@ -153,9 +153,11 @@ def test_figures_of_rounds_by_hand(stats: SSDStats) -> None:
     assert figures.wait_share == pytest.approx(120 / 120)
     assert figures.draft_step_ms == pytest.approx(10.0)
     assert figures.acceptance_by_position == pytest.approx((2 / 3, 1 / 2, 1.0))
+    assert figures.num_reached_by_position == (3, 2, 1)
 
 
 def test_tokens_per_round_over_time_by_hand(stats: SSDStats) -> None:
-    # The rounds begin after 1, 2 and 6 tokens: two in the first half of 6, one in the second.
-    assert tokens_per_round_over_time([stats.rounds], num_spans=2) == ((1.5, 2.5), (4.5, 2.0))
+    # The rounds begin after 1, 2 and 6 tokens: two in the first half of 6, one in the second. Then comes the last.
+    rounds = (*stats.rounds, make_round(0, hit=False, verify_ms=1, wait_ms=1))
+    assert tokens_per_round_over_time([rounds], num_spans=2) == ((1.5, 2.5), (4.5, 2.0))
     assert tokens_per_round_over_time([]) == ()

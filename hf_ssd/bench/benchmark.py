@@ -33,7 +33,7 @@ from .results import Difference, fastest_variants, summarise_prompts
 from .schedule import Progress, run_schedule, schedule
 from .settings import ALL_CORES, AR, SSD, sampling_arguments
 
-NO_EOS = -1  # an id that no token has
+NO_EOS = 2**31 - 1  # an id that no token has
 MAX_SHOWN_CHARACTERS = 200  # of a prompt, in the JSON
 
 

@@ -38,6 +38,7 @@ SPAN_COLOURS = {
     "look up": BLACK,
 }
 NUM_SHOWN_ROUNDS = 12  # on the time line
+MIN_SHOWN_COUNT = 10  # below, the acceptance of a position is a matter of luck
 DPI = 150
 
 
@@ -114,7 +115,10 @@ def plot_acceptance(measurements: Sequence[Measurement]) -> Figure | None:
     """Lines: for each draft position, how often it was accepted when all before it were."""
 
     def points(arm: ArmFigures) -> list[tuple[float, float]]:
-        return [] if arm.rounds is None else [(i + 1, a) for i, a in enumerate(arm.rounds.acceptance_by_position)]
+        if arm.rounds is None:
+            return []
+        rates = zip(arm.rounds.acceptance_by_position, arm.rounds.num_reached_by_position, strict=True)
+        return [(i + 1, rate) for i, (rate, num_reached) in enumerate(rates) if num_reached >= MIN_SHOWN_COUNT]
 
     figure, axes = _lines(measurements, points)
     if axes is None:
@@ -173,26 +177,24 @@ def plot_time_line(stats: SSDStats | None) -> Figure | None:
     """Bars on two lanes: what target and assistant did during some rounds. `None` without a trace."""
     if stats is None or not stats.verifier_spans:
         return None
-    start_ns, end_ns = _shown_window(stats.verifier_spans)
+    verifications = [span for span in stats.verifier_spans if span.name == "verify"]
+    # Not the first ones, in which both sides settle.
+    shown = verifications[2 : 2 + NUM_SHOWN_ROUNDS] or list(stats.verifier_spans)
+    start_ns, end_ns = shown[0].start_ns, shown[-1].end_ns
     figure, (axes,) = _figure(12.0, 3.4)
     seen: dict[str, Any] = {}
-    for lane, spans in enumerate((stats.speculator_spans, stats.verifier_spans)):
+    for lane, spans in ((1, stats.verifier_spans), (0, stats.speculator_spans)):
         for name in dict.fromkeys(span.name for span in spans):
-            shown = [
-                ((max(span.start_ns, start_ns) - start_ns) / 1e6,
-                 (min(span.end_ns, end_ns) - max(span.start_ns, start_ns)) / 1e6)
-                for span in spans
-                if span.name == name and span.start_ns < end_ns and span.end_ns > start_ns
-            ]  # fmt: skip
-            if shown:
+            bars = _bars([span for span in spans if span.name == name], start_ns, end_ns)
+            if bars:
                 colour = SPAN_COLOURS.get(name, PURPLE)
-                seen[name] = axes.broken_barh(shown, (lane - 0.35, 0.7), facecolors=colour, edgecolor="white",
+                seen[name] = axes.broken_barh(bars, (lane - 0.35, 0.7), facecolors=colour, edgecolor="white",
                                               linewidth=0.3)  # fmt: skip
     axes.set_yticks([0, 1], ["assistant", "target"])
     axes.set_ylim(-0.5, 1.5)
     axes.set_xlim(0, (end_ns - start_ns) / 1e6)
     axes.set_xlabel("ms")
-    axes.set_title(f"What both sides do at once: {NUM_SHOWN_ROUNDS} rounds of SSD")
+    axes.set_title(f"What both sides do at once: {len(shown)} rounds of SSD")
     figure.legend(seen.values(), seen.keys(), loc="outside lower center", ncols=len(seen))
     return figure
 
@@ -247,11 +249,7 @@ def _columns(num_entries: int, width: float) -> int:
     return max(1, min(num_entries, int(width / 1.9)))
 
 
-def _shown_window(spans: Sequence[Span]) -> tuple[int, int]:
-    """Start and end, in nanoseconds, of some rounds after the first ones, in which both sides settle."""
-    verifications = sorted((span for span in spans if span.name == "verify"), key=lambda span: span.start_ns)
-    if not verifications:
-        return min(span.start_ns for span in spans), max(span.end_ns for span in spans)
-    first = min(2, len(verifications) - 1)
-    shown = verifications[first : first + NUM_SHOWN_ROUNDS]
-    return shown[0].start_ns, shown[-1].end_ns
+def _bars(spans: Sequence[Span], start_ns: int, end_ns: int) -> list[tuple[float, float]]:
+    """Start and width in milliseconds of what lies within a window of time."""
+    clipped = [(max(span.start_ns, start_ns), min(span.end_ns, end_ns)) for span in spans]
+    return [((start - start_ns) / 1e6, (end - start) / 1e6) for start, end in clipped if start < end]

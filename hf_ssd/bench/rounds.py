@@ -44,6 +44,7 @@ class RoundFigures:
         tokens_per_round: Mean number of tokens of a target forward.
         acceptance: Accepted share of the draft tokens that verification reached.
         acceptance_by_position: For each draft position, how often it was accepted when all before it were.
+        num_reached_by_position: How often that was tried: what the rates are worth.
         hit_rate: Share of outcomes that the speculation cache was prepared for.
         depth_at_hit: Draft tokens that were ready at a hit.
         verify_ms: The target's forward and the rule.
@@ -54,13 +55,14 @@ class RoundFigures:
             is in it.
         perfect: The speed without misses and waiting; SSD only.
         tokens_per_round_over_time: Pairs of tokens generated so far and tokens per round there, for `NUM_SPANS` equal
-            spans of the longest text.
+            spans of the longest text. The last round of a text, which its end may cut short, is left out.
     """
 
     num_rounds: int
     tokens_per_round: float | None
     acceptance: float | None
     acceptance_by_position: tuple[float, ...]
+    num_reached_by_position: tuple[int, ...]
     hit_rate: float | None
     depth_at_hit: float | None
     verify_ms: float | None
@@ -87,6 +89,10 @@ def summarise_rounds(stats: Sequence[SSDStats]) -> RoundFigures:
         tokens_per_round=pooled.tokens_per_round,
         acceptance=pooled.acceptance,
         acceptance_by_position=pooled.acceptance_by_position,
+        num_reached_by_position=tuple(
+            sum(r.num_reached > position for r in pooled.rounds)
+            for position in range(len(pooled.acceptance_by_position))
+        ),
         hit_rate=pooled.hit_rate,
         depth_at_hit=pooled.depth_at_hit,
         verify_ms=pooled.verify_ms,
@@ -118,7 +124,7 @@ def tokens_per_round_over_time(
     """Mean tokens per round over the course of the texts.
 
     Args:
-        texts: The rounds of each text, in order.
+        texts: The rounds of each text, in order; the last of each does not count.
         num_spans: How many equal spans to divide the longest text into.
 
     Returns:
@@ -127,7 +133,7 @@ def tokens_per_round_over_time(
     rounds = []
     for text in texts:
         so_far = 1  # the prefill's token
-        for round_ in text:
+        for round_ in text[:-1]:
             rounds.append((so_far, round_.num_emitted))
             so_far += round_.num_emitted
     if not rounds:
