@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from .compare import compare
+from .predict import predict
 
 app = typer.Typer(
     name="hf-ssd",
@@ -14,6 +15,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(compare)
+app.command()(predict)
 
 
 @app.command()

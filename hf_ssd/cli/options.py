@@ -32,3 +32,11 @@ def number_or(name: str, text: str, words: dict[str, Any]) -> Any:
         return int(text)
     except ValueError:
         raise ValueError(f"`{name}` must be a whole number or one of {sorted(words)}, but got {text!r}.") from None
+
+
+def numbers(name: str, text: str) -> tuple[int, ...]:
+    """The whole numbers in a list with commas."""
+    try:
+        return tuple(int(part) for part in split(text))
+    except ValueError:
+        raise ValueError(f"`{name}` must be whole numbers with commas, but got {text!r}.") from None
