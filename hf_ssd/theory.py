@@ -136,6 +136,27 @@ def hit_rates(acceptance: Sequence[float], fan_out: Sequence[int], exponent: flo
     return hits / sum(rejected) if any(rejected) else 0.0, last
 
 
+def power_law_exponent(hit_rate: float, acceptance: Sequence[float], fan_out: Sequence[int], most: float) -> float:
+    """The `r` with which `F^-r` gives a hit rate, at most `most`. Hit rates rise with it, so halving finds it.
+
+    Args:
+        hit_rate: Share of outcomes that were prepared for.
+        acceptance: As for [`outcome_probabilities`], for the K draft tokens that were being verified.
+        fan_out: Prepared bonus tokens F_0..F_K.
+        most: The largest to believe. Likely bonus tokens make a hit rate that no `r` explains.
+    """
+    all_accepted = math.prod(acceptance)
+    low, high = 0.0, most
+    for _ in range(50):
+        middle = (low + high) / 2
+        rejected, accepted = hit_rates(acceptance, fan_out, middle)
+        if (1.0 - all_accepted) * rejected + all_accepted * accepted < hit_rate:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
 def round_shares(
     all_accepted: Sequence[float], rejected_hits: Sequence[float], accepted_hits: Sequence[float]
 ) -> tuple[float, float, float]:

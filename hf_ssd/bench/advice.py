@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from .conditions import Conditions
 from .prediction import Prediction, predict_ar, predict_sd, predict_ssd
@@ -14,6 +14,8 @@ MARGIN = 1.03
 
 # Longer speculations than `"auto"` allows, which a fast assistant can fill.
 LONG_SPECULATIONS = (12, 16)
+
+_Choice = TypeVar("_Choice")
 
 _NAMES = {"ar": "AR", "sd": "SD", "ssd": "SSD"}
 
@@ -74,30 +76,39 @@ def advise(
         devices: Numbers of devices.
         vocab_size: Tokens in the vocabulary; `None` if not known.
     """
-    ar, sd = predict_ar(conditions, batch_size), predict_sd(conditions, batch_size)
-    ssd = _simplest([predict_ssd(conditions, batch_size, budget) for budget in sorted(budgets)])
-    best = _simplest([ar, sd, ssd])
-    settings: dict[str, Any] = {"mode": best.mode}
-    length = "auto" if conditions.draft_length is None else conditions.draft_length
-    if best is ssd:
-        settings["cache_budget"] = ssd.budget
-        longer = {n: predict_ssd(conditions.with_draft_tokens(n), batch_size, ssd.budget) for n in LONG_SPECULATIONS}
-        best = _simplest([ssd, *longer.values()])
-        settings["num_assistant_tokens"] = next((n for n, each in longer.items() if each is best), length)
-    elif best is sd:
-        settings["num_assistant_tokens"] = length
-    about_vocabulary = _about_vocabulary(settings, vocab_size) if best.mode != "ar" else []
-    reasons = (_reason(ar, sd, ssd, best), *about_vocabulary, *_about_devices((ar, sd, ssd), best, devices))
-    return Advice(settings, best, reasons)
+    budget = _simplest({b: predict_ssd(conditions, batch_size, b) for b in sorted(budgets)})
+    predict: dict[str, Callable[[Conditions], Prediction]] = {
+        "ar": lambda given: predict_ar(given, batch_size),
+        "sd": lambda given: predict_sd(given, batch_size),
+        "ssd": lambda given: predict_ssd(given, batch_size, budget),
+    }
+    modes = {mode: function(conditions) for mode, function in predict.items()}
+    mode = _simplest(modes)
+    settings: dict[str, Any] = {"mode": mode}
+    if mode == "ar":
+        return Advice(settings, modes[mode], (_reason(modes, modes[mode]), *_about_devices(modes, mode, devices)))
+    if mode == "ssd":
+        settings["cache_budget"] = budget
+    lengths = {"auto" if conditions.draft_length is None else conditions.draft_length: modes[mode]}
+    lengths |= {number: predict[mode](conditions.with_draft_tokens(number)) for number in LONG_SPECULATIONS}
+    length = _simplest(lengths)
+    settings["num_assistant_tokens"] = length
+    reasons = (
+        _reason(modes, lengths[length]),
+        *_about_vocabulary(settings, vocab_size),
+        *_about_devices(modes, mode, devices),
+    )
+    return Advice(settings, lengths[length], reasons)
 
 
-def _simplest(predictions: Sequence[Prediction]) -> Prediction:
-    """The first that is about as fast as the fastest."""
-    fastest = max(each.tokens_per_s for each in predictions)
-    return next(each for each in predictions if each.tokens_per_s * MARGIN >= fastest)
+def _simplest(predictions: Mapping[_Choice, Prediction]) -> _Choice:
+    """The first choice that is about as fast as the fastest."""
+    fastest = max(each.tokens_per_s for each in predictions.values())
+    return next(choice for choice, each in predictions.items() if each.tokens_per_s * MARGIN >= fastest)
 
 
-def _reason(ar: Prediction, sd: Prediction, ssd: Prediction, best: Prediction) -> str:
+def _reason(modes: Mapping[str, Prediction], best: Prediction) -> str:
+    ar, sd, ssd = modes["ar"], modes["sd"], modes["ssd"]
     if best.mode == "ar":
         return (
             f"Drafting costs more than it gives: an SD round has {sd.tokens_per_round:.2f} tokens and takes "
@@ -106,7 +117,7 @@ def _reason(ar: Prediction, sd: Prediction, ssd: Prediction, best: Prediction) -
         )
     if best.mode == "sd":
         return (
-            f"SD is {_ratio(sd, ar)} times AR, and drafting ahead adds nothing to it: SSD is {_ratio(ssd, sd)} times "
+            f"SD is {_ratio(best, ar)} times AR, and drafting ahead adds nothing to it: SSD is {_ratio(ssd, sd)} times "
             f"SD. Only {sd.wait_ms:.1f} of an SD round's {sd.round_ms:.1f} ms are not verification, and "
             f"{ssd.hit_rate:.0%} of the outcomes would be prepared for."
         )
@@ -133,9 +144,9 @@ def _about_vocabulary(settings: dict[str, Any], vocab_size: int | None) -> list[
     ]
 
 
-def _about_devices(predictions: Sequence[Prediction], best: Prediction, devices: Devices) -> list[str]:
-    thriftiest = max(predictions, key=devices.share)
-    if thriftiest.mode == best.mode:
+def _about_devices(modes: Mapping[str, Prediction], mode: str, devices: Devices) -> list[str]:
+    best, thriftiest = modes[mode], max(modes.values(), key=devices.share)
+    if devices.share(thriftiest) < devices.share(best) * MARGIN:
         return []
     return [
         f"Counted per device {_NAMES[thriftiest.mode]} gives most: {devices.share(thriftiest):.1f} tokens/s per device "

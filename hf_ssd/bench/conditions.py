@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..config import SSDConfig
 from ..planning import plan_fan_out
-from ..theory import hit_rates
+from ..theory import chain_bound, hit_rates, power_law_exponent
 from .profile import Profile
 
 # How many observations the pair's overall acceptance is worth where a position was tested seldom.
@@ -74,6 +75,7 @@ class Conditions:
         hit_rate_rejected: Hit rate after a rejection, at `budget`. `None` takes the power law as it stands.
         hit_rate_accepted: The same after all draft tokens were accepted.
         power_law_exponent: `r`, by which misses change with the budget.
+        fan_out_exponent: The `r` that the split of the budget is planned with.
         draft_length: Tokens drafted while the target waits; `None` takes the number with most tokens per second.
     """
 
@@ -88,6 +90,7 @@ class Conditions:
     hit_rate_rejected: float | None
     hit_rate_accepted: float | None
     power_law_exponent: float
+    fan_out_exponent: float = SSDConfig.power_law_exponent
     draft_length: int | None = None
 
     @property
@@ -119,9 +122,9 @@ class Conditions:
         )
 
     def _lawful_hit_rates(self, num_draft_tokens: int, budget: int) -> tuple[float, float]:
-        exponent, acceptance = self.power_law_exponent, self.acceptance[:num_draft_tokens]
-        fan_out = plan_fan_out(SSDConfig(cache_budget=budget, power_law_exponent=exponent), acceptance)
-        return hit_rates(acceptance, fan_out, exponent)
+        acceptance = self.acceptance[:num_draft_tokens]
+        config = SSDConfig(cache_budget=budget, power_law_exponent=self.fan_out_exponent)
+        return hit_rates(acceptance, plan_fan_out(config, acceptance), self.power_law_exponent)
 
     def changed(self, changes: Changes) -> Conditions:
         """The same pair under other circumstances. All times of a side change in the same ratio."""
@@ -155,31 +158,31 @@ class Conditions:
         return replace(self, acceptance=acceptance, draft_length=number)
 
 
-def conditions_of(config: SSDConfig, *, ssd: Profile | None, sd: Profile | None) -> Conditions:
+def conditions_of(config: SSDConfig, profiles: Sequence[Profile]) -> Conditions:
     """The conditions of a run.
 
-    Times are those of the SSD arm, where both sides compute at once, or of SD without one; what an arm never did is
-    taken from the other. Acceptance is pooled over both: it belongs to the pair and the text. Neither speed, tokens
-    per round, waiting nor draft lengths of either arm go in.
+    Times are those of the first profile, since two sides that compute at once slow each other down where they share
+    cores or memory; what that arm never did is taken from the others. Acceptance is pooled over all: it belongs to the
+    pair and the text. No arm's speed, tokens per round, waiting or draft lengths go in.
 
     Args:
-        config: The settings of the SSD arm, or of SD without one.
-        ssd: Profile of the SSD arm.
-        sd: Profile of the SD arm.
+        config: The settings of the run.
+        profiles: Profiles of its arms, all of the same pair and texts.
 
     Raises:
-        ValueError: If there is no profile, or no draft token in it.
+        ValueError: If no draft token was tested in any of them.
     """
-    profiles = [profile for profile in (ssd, sd) if profile is not None and profile.acceptance]
-    if not profiles:
+    if not any(profile.acceptance for profile in profiles):
         raise ValueError(
-            "A run must have an SD or SSD arm in which draft tokens were verified, but got none. "
+            f"A prediction needs a run that tested draft tokens, but none of the {len(profiles)} profiles has any. "
             'Run `hf-ssd compare --json` with the arms "sd" and "ssd".'
         )
     main = profiles[0]
     # Without a miss no token was drafted alone, without a hit no step is told from it: then one stands for the other.
     token_ms = next((p.token_ms for p in profiles if p.token_ms is not None), main.step_ms or 0.0)
     step_ms = token_ms if main.step_ms is None else main.step_ms
+    acceptance = pooled_acceptance(profiles, config.max_draft_tokens)
+    num_tested = math.ceil(sum(main.num_tested) / main.num_rounds)
     return Conditions(
         verify_base_ms=main.verify_base_ms,
         verify_token_ms=main.verify_token_ms,
@@ -188,10 +191,11 @@ def conditions_of(config: SSDConfig, *, ssd: Profile | None, sd: Profile | None)
         step_ms=step_ms,
         branch_ms=max(step_ms - token_ms, 0.0) / max(config.cache_budget - 1, 1),
         budget=config.cache_budget,
-        acceptance=pooled_acceptance(profiles, config.max_draft_tokens),
+        acceptance=acceptance,
         hit_rate_rejected=main.hit_rate if main.hit_rate_rejected is None else main.hit_rate_rejected,
         hit_rate_accepted=main.hit_rate if main.hit_rate_accepted is None else main.hit_rate_accepted,
-        power_law_exponent=config.power_law_exponent,
+        power_law_exponent=_exponent(config, main.hit_rate, acceptance[:num_tested]),
+        fan_out_exponent=config.power_law_exponent,
         draft_length=None if config.num_assistant_tokens == "auto" else config.num_assistant_tokens,
     )
 
@@ -236,6 +240,7 @@ def assumed_conditions(assumed: Changes) -> Conditions:
         )
     token_ms, branch_ms = assumed.target_ms * TOKEN_SHARE, assumed.assistant_ms * TOKEN_SHARE
     budget = SSDConfig.cache_budget
+    acceptance = (assumed.acceptance,) * SSDConfig().max_draft_tokens
     conditions = Conditions(
         verify_base_ms=assumed.target_ms - token_ms,
         verify_token_ms=token_ms,
@@ -244,12 +249,21 @@ def assumed_conditions(assumed: Changes) -> Conditions:
         step_ms=assumed.assistant_ms + branch_ms * (budget - 1),
         branch_ms=branch_ms,
         budget=budget,
-        acceptance=(assumed.acceptance,) * SSDConfig().max_draft_tokens,
+        acceptance=acceptance,
         hit_rate_rejected=None,
         hit_rate_accepted=None,
-        power_law_exponent=SSDConfig.power_law_exponent,
+        power_law_exponent=_exponent(
+            SSDConfig(), assumed.hit_rate, acceptance[: math.ceil(chain_bound(acceptance[0]))]
+        ),
     )
     return conditions.changed(assumed)
+
+
+def _exponent(config: SSDConfig, hit_rate: float | None, acceptance: Sequence[float]) -> float:
+    """What a hit rate says about `r`, where it is lower than the settings have it."""
+    if hit_rate is None:
+        return config.power_law_exponent
+    return power_law_exponent(hit_rate, acceptance, plan_fan_out(config, acceptance), config.power_law_exponent)
 
 
 def _calibrated(lawful: float, reference: float, measured: float | None) -> float:

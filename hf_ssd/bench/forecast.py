@@ -107,26 +107,30 @@ class Forecast:
     advice: Advice
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON. What is infinite is `None`."""
+        """Plain values, ready for JSON, with tokens per second per device. What is infinite is `None`."""
         values = asdict(self)
         for name in ("critical_batch_size", "chain_bound"):
             values[name] = values[name] if math.isfinite(values[name]) else None
+        share = self.settings.devices.share
+        values["tokens_per_s_per_device"] = [
+            {"batch_size": row.batch_size, "ar": share(row.ar), "sd": share(row.sd), "ssd": [share(p) for p in row.ssd]}
+            for row in self.rows
+        ]
         return values
 
 
 def check(run: RecordedRun) -> tuple[Check, ...]:
     """Predictions for the arms of a run, beside what they reached.
 
-    AR and SD are predicted from the SSD arm, if there is one: from its verification times (of one token, extrapolated),
-    its time to draft a token, its bookkeeping, and acceptance. SSD is predicted from these, the time of its steps ahead
-    and its hit rates. No arm's speed, tokens per round, waiting or draft lengths go in.
+    Each is predicted from times of single operations in its own arm (AR's are those of SD), acceptance by position over
+    all arms, and for SSD its hit rates. Draft lengths, steps ahead, tokens per round, waiting and speed come out.
     """
-    conditions, predictions = run.conditions, {"ar": predict_ar, "sd": predict_sd, "ssd": predict_ssd}
-    checks = []
-    for mode, predict in predictions.items():
-        if mode in run.tokens_per_s:
-            checks.append(Check(mode, run.tokens_per_s[mode], _tokens_per_round(run, mode), predict(conditions)))
-    return tuple(checks)
+    predictions = {"ar": predict_ar, "sd": predict_sd, "ssd": predict_ssd}
+    return tuple(
+        Check(mode, run.tokens_per_s[mode], _tokens_per_round(run, mode), predict(run.conditions(mode)))
+        for mode, predict in predictions.items()
+        if mode in run.tokens_per_s
+    )
 
 
 def forecast(conditions: Conditions, settings: ForecastSettings) -> Forecast:

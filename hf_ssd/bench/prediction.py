@@ -7,6 +7,7 @@ waiting and speed come out, by the rules that the drafting engine follows.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..theory import (
@@ -17,7 +18,6 @@ from ..theory import (
     ssd_round,
     tokens_per_round,
     tokens_per_second,
-    worthwhile_draft_length,
 )
 from .conditions import Conditions
 
@@ -77,17 +77,26 @@ def predict_ar(conditions: Conditions, batch_size: int = 1) -> Prediction:
 
 
 def predict_sd(conditions: Conditions, batch_size: int = 1) -> Prediction:
-    """Verification and drafting in turn."""
-    token_ms = conditions.draft_ms(batch_size)
-    ms_per_token = conditions.target_ms
-    for _ in range(MAX_ITERATIONS):
-        length = _just_in_time_length(conditions, token_ms, ms_per_token)
-        verify_ms = conditions.verify_ms(batch_size * (length + 1))
-        round_ms = sd_round(verify_ms, length * token_ms, conditions.overhead_ms)
-        tokens = tokens_per_round(conditions.acceptance[:length])
-        if ms_per_token == round_ms / tokens:
-            break
-        ms_per_token = round_ms / tokens
+    """Verification and drafting in turn, with the draft length that gives most tokens per second."""
+    return _fastest(_sd_at(conditions, batch_size, length) for length in _draft_lengths(conditions))
+
+
+def predict_ssd(conditions: Conditions, batch_size: int = 1, budget: int | None = None) -> Prediction:
+    """Drafting ahead while the target verifies, and just in time after a miss, as long as gives most tokens per second.
+
+    Args:
+        conditions: The pair and its hardware.
+        batch_size: Rows that are decoded together.
+        budget: The cache budget B of each row; `None` is that of `conditions`.
+    """
+    budget = conditions.budget if budget is None else budget
+    return _fastest(_ssd_at(conditions, batch_size, budget, length) for length in _draft_lengths(conditions))
+
+
+def _sd_at(conditions: Conditions, batch_size: int, length: int) -> Prediction:
+    verify_ms = conditions.verify_ms(batch_size * (length + 1))
+    round_ms = sd_round(verify_ms, length * conditions.draft_ms(batch_size), conditions.overhead_ms)
+    tokens = tokens_per_round(conditions.acceptance[:length])
     return Prediction(
         mode="sd",
         batch_size=batch_size,
@@ -99,13 +108,13 @@ def predict_sd(conditions: Conditions, batch_size: int = 1) -> Prediction:
     )
 
 
-def predict_ssd(conditions: Conditions, batch_size: int = 1, budget: int | None = None) -> Prediction:
-    """Drafting ahead while the target verifies, and just in time after a miss.
+def _ssd_at(conditions: Conditions, batch_size: int, budget: int, backup_length: int) -> Prediction:
+    """SSD with a given number of tokens after a miss.
 
-    Steps ahead and draft lengths depend on the speed that they bring about; this goes round until they agree.
+    How many steps ahead are worth their time depends on the speed that they bring about; this goes round until both
+    agree.
     """
-    budget = conditions.budget if budget is None else budget
-    token_ms, step_ms = conditions.draft_ms(batch_size), conditions.tree_step_ms(batch_size, budget)
+    step_ms, backup_ms = conditions.tree_step_ms(batch_size, budget), backup_length * conditions.draft_ms(batch_size)
     verify_ms = ms_per_token = conditions.verify_ms(batch_size)
     hit_rate = 0.5
     for _ in range(MAX_ITERATIONS):
@@ -117,25 +126,15 @@ def predict_ssd(conditions: Conditions, batch_size: int = 1, budget: int | None 
             ms_per_token=ms_per_token,
         )
         # The branches for "all accepted" start one step later: the first runs the token they hang on.
-        lengths = (steps, steps - 1, _just_in_time_length(conditions, token_ms, ms_per_token))
-        rates = [conditions.hit_rates(length, budget) for length in lengths]
-        shares = round_shares(
-            [math.prod(conditions.acceptance[:length]) for length in lengths],
-            [rejected for rejected, _ in rates],
-            [accepted if steps > 1 else 0.0 for _, accepted in rates],
-        )
+        lengths = (steps, steps - 1, backup_length)
+        shares = _shares(conditions, lengths, budget)
         hit_rate = 1.0 - shares[2]
         draft_tokens = sum(share * length for share, length in zip(shares, lengths, strict=True))
         tokens = sum(s * tokens_per_round(conditions.acceptance[:n]) for s, n in zip(shares, lengths, strict=True))
         verify_ms = conditions.verify_ms(batch_size * (draft_tokens + 1))
-        rest_ms, backup_ms = max(steps * step_ms - verify_ms, 0.0), lengths[2] * token_ms
+        rest_ms = max(steps * step_ms - verify_ms, 0.0)
         round_ms = ssd_round(
-            hit_rate,
-            verify_ms,
-            backup_ms,
-            rest=rest_ms,
-            overhead=conditions.overhead_ms,
-            batch_size=batch_size,
+            hit_rate, verify_ms, backup_ms, rest=rest_ms, overhead=conditions.overhead_ms, batch_size=batch_size
         )
         if ms_per_token == round_ms / tokens:
             break
@@ -154,6 +153,28 @@ def predict_ssd(conditions: Conditions, batch_size: int = 1, budget: int | None 
         backup_ms=backup_ms,
         hit_rate=hit_rate,
     )
+
+
+def _shares(conditions: Conditions, lengths: tuple[int, int, int], budget: int) -> tuple[float, float, float]:
+    """Shares of the kinds of round, whose speculations have these lengths."""
+    rates = [conditions.hit_rates(length, budget) for length in lengths]
+    return round_shares(
+        [math.prod(conditions.acceptance[:length]) for length in lengths],
+        [rejected for rejected, _ in rates],
+        [accepted if lengths[1] else 0.0 for _, accepted in rates],
+    )
+
+
+def _draft_lengths(conditions: Conditions) -> Iterable[int]:
+    """Numbers of tokens that may be drafted while the target waits."""
+    longest = len(conditions.acceptance)
+    if conditions.draft_length is not None:
+        return (min(conditions.draft_length, longest),)
+    return range(1, longest + 1)
+
+
+def _fastest(predictions: Iterable[Prediction]) -> Prediction:
+    return max(predictions, key=lambda prediction: prediction.tokens_per_s)
 
 
 def predict_critical_batch_size(conditions: Conditions, budget: int | None = None) -> float:
@@ -175,9 +196,3 @@ def predict_perfect_ssd(conditions: Conditions, depth: int) -> float:
     """Tokens per second of one row if every round were a hit at this depth and nobody ever waited."""
     acceptance = conditions.acceptance[:depth]
     return tokens_per_second(tokens_per_round(acceptance), conditions.verify_ms(depth + 1))
-
-
-def _just_in_time_length(conditions: Conditions, token_ms: float, ms_per_token: float) -> int:
-    if conditions.draft_length is not None:
-        return min(conditions.draft_length, len(conditions.acceptance))
-    return worthwhile_draft_length(conditions.acceptance, token_ms, ms_per_token)

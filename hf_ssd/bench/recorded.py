@@ -32,9 +32,11 @@ class RecordedRun:
     profiles: Mapping[str, Profile]
     config: SSDConfig
 
-    @property
-    def conditions(self) -> Conditions:
-        return conditions_of(self.config, ssd=self.profiles.get(SSD), sd=self.profiles.get(SD))
+    def conditions(self, mode: str = SSD) -> Conditions:
+        """The conditions of the run, with the times of one arm: AR's are those of SD, where only one side computes."""
+        first = SSD if mode == SSD else SD
+        names = sorted(self.profiles, key=lambda name: name != first)
+        return conditions_of(self.config, [self.profiles[name] for name in names])
 
 
 def read_runs(path: Path) -> tuple[RecordedRun, ...]:
