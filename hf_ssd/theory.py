@@ -8,6 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+# The steepest power law to believe. On code, a large and a small model of one family come to 3.5.
+MAX_EXPONENT = 4.0
+
 # Tokens
 
 
@@ -118,39 +121,44 @@ def anytime_steps(
 
 
 def miss_rate(fan_out: int, exponent: float) -> float:
-    """Chance that none of F prepared bonus tokens is the real one: `F^-r` (arXiv 2603.03251), 1 for none."""
-    return float(max(fan_out, 1)) ** -exponent
+    """Chance that none of F prepared bonus tokens is the real one: `(1 + F)^-r`.
+
+    This is the power law `F^-r` of arXiv 2603.03251, moved by one: so it also holds where nothing or a single token is
+    prepared. docs/algorithms.md compares both with measured ranks.
+    """
+    return (1.0 + fan_out) ** -exponent
 
 
-def hit_rates(acceptance: Sequence[float], fan_out: Sequence[int], exponent: float) -> tuple[float, float]:
-    """Chance that an outcome is prepared for, given that a draft token was rejected, and given that none was.
+def hit_rate(chances: Sequence[float], fan_out: Sequence[int], exponent: float) -> float:
+    """Share of outcomes that are prepared for, by the power law.
 
     Args:
-        acceptance: As for [`outcome_probabilities`], for the K draft tokens that are being verified.
-        fan_out: Prepared bonus tokens F_0..F_K.
+        chances: How likely each accepted length is; some or all of [`outcome_probabilities`].
+        fan_out: How many bonus tokens are prepared for each.
         exponent: The power law's r.
+
+    Returns:
+        0 where there are no such outcomes.
     """
-    *rejected, _ = outcome_probabilities(acceptance)
-    *before, last = (1.0 - miss_rate(number, exponent) for number in fan_out)
-    hits = sum(chance * rate for chance, rate in zip(rejected, before, strict=True))
-    return hits / sum(rejected) if any(rejected) else 0.0, last
+    hits = sum(chance * (1.0 - miss_rate(number, exponent)) for chance, number in zip(chances, fan_out, strict=True))
+    return hits / sum(chances) if any(chances) else 0.0
 
 
-def power_law_exponent(hit_rate: float, acceptance: Sequence[float], fan_out: Sequence[int], most: float) -> float:
-    """The `r` with which `F^-r` gives a hit rate, at most `most`. Hit rates rise with it, so halving finds it.
+def power_law_exponent(
+    measured: float, chances: Sequence[float], fan_out: Sequence[int], most: float = MAX_EXPONENT
+) -> float:
+    """The `r` by which the power law gives a measured hit rate. Hit rates rise with it, so halving finds it.
 
     Args:
-        hit_rate: Share of outcomes that were prepared for.
-        acceptance: As for [`outcome_probabilities`], for the K draft tokens that were being verified.
-        fan_out: Prepared bonus tokens F_0..F_K.
-        most: The largest to believe. Likely bonus tokens make a hit rate that no `r` explains.
+        measured: Share of outcomes that were prepared for.
+        chances: As for [`hit_rate`].
+        fan_out: As for [`hit_rate`].
+        most: The largest to believe: a few rounds may all have hit.
     """
-    all_accepted = math.prod(acceptance)
     low, high = 0.0, most
     for _ in range(50):
         middle = (low + high) / 2
-        rejected, accepted = hit_rates(acceptance, fan_out, middle)
-        if (1.0 - all_accepted) * rejected + all_accepted * accepted < hit_rate:
+        if hit_rate(chances, fan_out, middle) < measured:
             low = middle
         else:
             high = middle

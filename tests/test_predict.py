@@ -97,13 +97,19 @@ class TestConditions:
         assert conditions_of(SSDConfig(), [never_missed, profile("sd", token_ms=3.0)]).token_ms == 3.0
         assert conditions_of(SSDConfig(), [never_missed]).token_ms == never_missed.step_ms
         assert conditions_of(SSDConfig(), [never_hit]).step_ms == never_hit.token_ms
-        assert conditions_of(SSDConfig(), [never_hit]).hit_rate_accepted == 0.0
+        assert conditions_of(SSDConfig(), [never_hit]).hit_rates(2, 8) == pytest.approx((0.0, 0.0))
+
+    def test_hit_rates_of_the_run_are_those_at_its_budget(self) -> None:
+        ssd = profile("ssd")  # 244 draft tokens were tested in 100 rounds, so speculations are taken to hold three
+        found = conditions_of(SSDConfig(), [ssd])
+        assert found.hit_rates(3, SSDConfig.cache_budget) == pytest.approx((0.85, 0.95))
+        assert conditions_of(SSDConfig(power_law_exponent=0.4), [profile("sd")]).exponent_rejected == 0.4
 
     def test_settings_of_the_run_are_kept(self) -> None:
         config = SSDConfig(num_assistant_tokens=5, cache_budget=12, power_law_exponent=0.4)
         found = conditions_of(config, [profile("ssd")])
         assert (len(found.acceptance), found.draft_length) == (5, 5)
-        assert (found.budget, found.power_law_exponent) == (12, 0.4)
+        assert (found.budget, found.fan_out_exponent) == (12, 0.4)
         assert found.branch_ms == pytest.approx((5.0 - 4.0) / 11)
 
     def test_a_run_without_draft_tokens_is_refused(self) -> None:
@@ -237,13 +243,14 @@ def test_a_run_that_was_played_is_predicted() -> None:
     """Everything between a race and its prediction: what was measured in it is all that is known of it."""
     truth = conditions(hit_rate=0.8)
     race = SSDRace(truth).run(5_000)
+    rejected, accepted = truth.hit_rates(3, truth.budget)
     measured = profile(
         "ssd",
         verify_base_ms=truth.verify_base_ms,
         verify_token_ms=truth.verify_token_ms,
         overhead_ms=0.0,
-        hit_rate_rejected=0.8,
-        hit_rate_accepted=0.8,
+        hit_rate_rejected=rejected,
+        hit_rate_accepted=accepted,
         step_ms=truth.step_ms,
     )
     predicted = predict_ssd(conditions_of(SSDConfig(), [measured]))

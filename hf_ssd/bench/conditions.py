@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..config import SSDConfig
 from ..planning import plan_fan_out
-from ..theory import chain_bound, hit_rates, power_law_exponent
+from ..theory import chain_bound, hit_rate, outcome_probabilities, power_law_exponent
 from .profile import Profile
 
 # How many observations the pair's overall acceptance is worth where a position was tested seldom.
@@ -30,7 +30,7 @@ class Changes:
         assistant_token_ms: What one more token adds to an assistant forward.
         acceptance: Chance of each draft token to be accepted when all before it were.
         hit_rate: Share of outcomes that are prepared for.
-        power_law: `r` in "F prepared bonus tokens miss with probability F^-r".
+        power_law: `r` in "F prepared bonus tokens miss with probability (1 + F)^-r".
 
     Raises:
         ValueError: If a value is not allowed. The message names field, rule, value and remedy.
@@ -70,11 +70,10 @@ class Conditions:
         token_ms: The assistant's time for a token drafted just in time.
         step_ms: Its time for a step ahead with `budget` branches.
         branch_ms: What one more token adds to one of its forwards.
-        budget: The cache budget B that `step_ms` and the hit rates belong to.
+        budget: The cache budget B that `step_ms` belongs to.
         acceptance: Chance to be accepted for each position that may be drafted.
-        hit_rate_rejected: Hit rate after a rejection, at `budget`. `None` takes the power law as it stands.
-        hit_rate_accepted: The same after all draft tokens were accepted.
-        power_law_exponent: `r`, by which misses change with the budget.
+        exponent_rejected: `r` in "F prepared bonus tokens miss with probability (1 + F)^-r", after a rejection.
+        exponent_accepted: The same after all draft tokens were accepted: what follows them is easier to foresee.
         fan_out_exponent: The `r` that the split of the budget is planned with.
         draft_length: Tokens drafted while the target waits; `None` takes the number with most tokens per second.
     """
@@ -87,9 +86,8 @@ class Conditions:
     branch_ms: float
     budget: int
     acceptance: tuple[float, ...]
-    hit_rate_rejected: float | None
-    hit_rate_accepted: float | None
-    power_law_exponent: float
+    exponent_rejected: float
+    exponent_accepted: float
     fan_out_exponent: float = SSDConfig.power_law_exponent
     draft_length: int | None = None
 
@@ -110,21 +108,24 @@ class Conditions:
         return max(self.step_ms + self.branch_ms * (batch_size * budget - self.budget), self.token_ms)
 
     def hit_rates(self, num_draft_tokens: int, budget: int) -> tuple[float, float]:
-        """Hit rates after a rejection and after none, when `num_draft_tokens` are being verified.
+        """Hit rates after a rejection and after none, when `num_draft_tokens` are being verified."""
+        *rejected, _ = outcome_probabilities(self.acceptance[:num_draft_tokens])
+        *before, last = self._fan_out(num_draft_tokens, budget)
+        return hit_rate(rejected, before, self.exponent_rejected), hit_rate([1.0], [last], self.exponent_accepted)
 
-        The power law says how misses change with the budget, the measured rates what they are at one budget.
-        """
-        at = self._lawful_hit_rates(num_draft_tokens, budget)
-        reference = self._lawful_hit_rates(num_draft_tokens, self.budget)
-        return (
-            _calibrated(at[0], reference[0], self.hit_rate_rejected),
-            _calibrated(at[1], reference[1], self.hit_rate_accepted),
+    def with_hit_rates(self, rejected: float, accepted: float, num_draft_tokens: int) -> Conditions:
+        """The same with power laws that give these hit rates at `budget`, for speculations of `num_draft_tokens`."""
+        *chances, _ = outcome_probabilities(self.acceptance[:num_draft_tokens])
+        *before, last = self._fan_out(num_draft_tokens, self.budget)
+        return replace(
+            self,
+            exponent_rejected=power_law_exponent(rejected, chances, before),
+            exponent_accepted=power_law_exponent(accepted, [1.0], [last]),
         )
 
-    def _lawful_hit_rates(self, num_draft_tokens: int, budget: int) -> tuple[float, float]:
-        acceptance = self.acceptance[:num_draft_tokens]
+    def _fan_out(self, num_draft_tokens: int, budget: int) -> tuple[int, ...]:
         config = SSDConfig(cache_budget=budget, power_law_exponent=self.fan_out_exponent)
-        return hit_rates(acceptance, plan_fan_out(config, acceptance), self.power_law_exponent)
+        return plan_fan_out(config, self.acceptance[:num_draft_tokens])
 
     def changed(self, changes: Changes) -> Conditions:
         """The same pair under other circumstances. All times of a side change in the same ratio."""
@@ -135,10 +136,7 @@ class Conditions:
             token_ms = changes.target_token_ms
         if changes.assistant_token_ms is not None:
             branch_ms = changes.assistant_token_ms
-        rates = (self.hit_rate_rejected, self.hit_rate_accepted)
-        if changes.hit_rate is not None:
-            rates = (changes.hit_rate, changes.hit_rate)
-        return replace(
+        changed = replace(
             self,
             verify_base_ms=self.target_ms * target - token_ms,
             verify_token_ms=token_ms,
@@ -147,10 +145,13 @@ class Conditions:
             step_ms=self.step_ms * assistant + (branch_ms - self.branch_ms * assistant) * (self.budget - 1),
             branch_ms=branch_ms,
             acceptance=self.acceptance if changes.acceptance is None else (changes.acceptance,) * len(self.acceptance),
-            hit_rate_rejected=rates[0],
-            hit_rate_accepted=rates[1],
-            power_law_exponent=changes.power_law or self.power_law_exponent,
+            exponent_rejected=changes.power_law or self.exponent_rejected,
+            exponent_accepted=changes.power_law or self.exponent_accepted,
         )
+        if changes.hit_rate is None:
+            return changed
+        length = math.ceil(min(chain_bound(changed.acceptance[0]), len(changed.acceptance)))
+        return changed.with_hit_rates(changes.hit_rate, changes.hit_rate, length)
 
     def with_draft_tokens(self, number: int) -> Conditions:
         """The same with `num_assistant_tokens` set to a number; positions that are not known are like the last."""
@@ -181,9 +182,7 @@ def conditions_of(config: SSDConfig, profiles: Sequence[Profile]) -> Conditions:
     # Without a miss no token was drafted alone, without a hit no step is told from it: then one stands for the other.
     token_ms = next((p.token_ms for p in profiles if p.token_ms is not None), main.step_ms or 0.0)
     step_ms = token_ms if main.step_ms is None else main.step_ms
-    acceptance = pooled_acceptance(profiles, config.max_draft_tokens)
-    num_tested = math.ceil(sum(main.num_tested) / main.num_rounds)
-    return Conditions(
+    conditions = Conditions(
         verify_base_ms=main.verify_base_ms,
         verify_token_ms=main.verify_token_ms,
         overhead_ms=main.overhead_ms,
@@ -191,12 +190,18 @@ def conditions_of(config: SSDConfig, profiles: Sequence[Profile]) -> Conditions:
         step_ms=step_ms,
         branch_ms=max(step_ms - token_ms, 0.0) / max(config.cache_budget - 1, 1),
         budget=config.cache_budget,
-        acceptance=acceptance,
-        hit_rate_rejected=main.hit_rate if main.hit_rate_rejected is None else main.hit_rate_rejected,
-        hit_rate_accepted=main.hit_rate if main.hit_rate_accepted is None else main.hit_rate_accepted,
-        power_law_exponent=_exponent(config, main.hit_rate, acceptance[:num_tested]),
+        acceptance=pooled_acceptance(profiles, config.max_draft_tokens),
+        exponent_rejected=config.power_law_exponent,
+        exponent_accepted=config.power_law_exponent,
         fan_out_exponent=config.power_law_exponent,
         draft_length=None if config.num_assistant_tokens == "auto" else config.num_assistant_tokens,
+    )
+    if main.hit_rate is None:
+        return conditions
+    return conditions.with_hit_rates(
+        main.hit_rate if main.hit_rate_rejected is None else main.hit_rate_rejected,
+        main.hit_rate if main.hit_rate_accepted is None else main.hit_rate_accepted,
+        math.ceil(sum(main.num_tested) / main.num_rounds),
     )
 
 
@@ -240,7 +245,6 @@ def assumed_conditions(assumed: Changes) -> Conditions:
         )
     token_ms, branch_ms = assumed.target_ms * TOKEN_SHARE, assumed.assistant_ms * TOKEN_SHARE
     budget = SSDConfig.cache_budget
-    acceptance = (assumed.acceptance,) * SSDConfig().max_draft_tokens
     conditions = Conditions(
         verify_base_ms=assumed.target_ms - token_ms,
         verify_token_ms=token_ms,
@@ -249,25 +253,8 @@ def assumed_conditions(assumed: Changes) -> Conditions:
         step_ms=assumed.assistant_ms + branch_ms * (budget - 1),
         branch_ms=branch_ms,
         budget=budget,
-        acceptance=acceptance,
-        hit_rate_rejected=None,
-        hit_rate_accepted=None,
-        power_law_exponent=_exponent(
-            SSDConfig(), assumed.hit_rate, acceptance[: math.ceil(chain_bound(acceptance[0]))]
-        ),
+        acceptance=(assumed.acceptance,) * SSDConfig().max_draft_tokens,
+        exponent_rejected=SSDConfig.power_law_exponent,
+        exponent_accepted=SSDConfig.power_law_exponent,
     )
     return conditions.changed(assumed)
-
-
-def _exponent(config: SSDConfig, hit_rate: float | None, acceptance: Sequence[float]) -> float:
-    """What a hit rate says about `r`, where it is lower than the settings have it."""
-    if hit_rate is None:
-        return config.power_law_exponent
-    return power_law_exponent(hit_rate, acceptance, plan_fan_out(config, acceptance), config.power_law_exponent)
-
-
-def _calibrated(lawful: float, reference: float, measured: float | None) -> float:
-    """What the power law says about misses, scaled so that it gives the measured hit rate at the reference."""
-    if measured is None:
-        return lawful
-    return 1.0 - min((1.0 - measured) * (1.0 - lawful) / (1.0 - reference), 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..config import SSDConfig
 from .advice import Devices
 from .conditions import Conditions
 
@@ -41,11 +42,10 @@ PRESETS: Mapping[str, Preset] = {
             branch_ms=0.01,
             budget=21,
             acceptance=(0.93,) * 6,
-            hit_rate_rejected=0.93,
-            hit_rate_accepted=0.93,
-            power_law_exponent=0.8,
+            exponent_rejected=SSDConfig.power_law_exponent,
+            exponent_accepted=SSDConfig.power_law_exponent,
             draft_length=6,
-        ),
+        ).with_hit_rates(0.93, 0.93, num_draft_tokens=6),
         devices=Devices(target=4, assistant=1),
         assumptions=(
             f"a target forward takes 18.5 ms: 54 tokens/s without speculation, {_ENGINE}.",

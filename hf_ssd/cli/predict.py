@@ -38,7 +38,7 @@ def predict(
     ] = None,
     power_law: Annotated[
         float | None,
-        typer.Option(help="r in: F prepared tokens miss with probability F^-r. Default: as set.", show_default=False),
+        typer.Option(help="r in: F prepared tokens miss with probability (1+F)^-r.", show_default=False),
     ] = None,
     batch_sizes: Annotated[str, typer.Option(help="With commas; advice is for the first.")] = "1,2,4,8,16",
     budgets: Annotated[str, typer.Option(help="Outcomes prepared per round (B), with commas.")] = "4,8,16,32",
