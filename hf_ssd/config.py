@@ -11,7 +11,8 @@ Backend = Literal["auto", "process", "inline"]
 
 MODES = ("ssd", "sd", "ar")
 BACKENDS = ("auto", "process", "inline")
-FAN_OUTS = ("geometric", "uniform")
+FAN_OUTS = ("per_instance", "geometric", "uniform")
+QUANTIZATIONS = ("auto", "int8", None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,16 +22,25 @@ class SSDConfig:
     Args:
         mode: `"ssd"` drafts for the likely outcomes while the target verifies, `"sd"` drafts only after each outcome
             (the same code without the speculation cache), `"ar"` uses no assistant.
-        num_assistant_tokens: Most draft tokens in one speculation (K). `"auto"` allows up to 8 and, when drafting
+        num_assistant_tokens: Most draft tokens in one speculation (K). `"auto"` allows up to 16 and, when drafting
             just in time, picks the number that the measured times and acceptance favour.
-        cache_budget: Outcomes that are prepared per round (B), the sum of the fan-out.
-        fan_out: How the budget is split over the accepted lengths: `"geometric"` by their probability (arXiv
-            2603.03251, theorem 12), `"uniform"`, or numbers for 0, 1, 2, ... accepted tokens, of which the last
-            stands for all longer ones; a list is its own budget.
+        draft_tree_size: Most draft tokens in one speculation where it is a tree, whose branches are K tokens long at
+            most: greedy decoding with a target that takes a mask. `"auto"` lets the measured times decide how many
+            pay; `None` drafts chains only.
+        ngram_drafts: Whether trees also get what followed earlier in the text where it ended the same way.
+        cache_budget: Outcomes that are prepared per round (B), the sum of the fan-out. `"auto"` lets the measured
+            times and the outcomes' chances decide, step by step.
+        fan_out: Which outcomes get the budget: `"per_instance"` the likeliest ones, `"geometric"` a number per
+            accepted length by its probability (arXiv 2603.03251, theorem 12), `"uniform"` the same number for each, or
+            numbers for 0, 1, 2, ... accepted tokens, of which the last stands for all longer ones; a list is its own
+            budget.
         expected_acceptance: Chance that a draft token is accepted, believed until enough rounds were measured.
         power_law_exponent: `r` in "F prepared bonus tokens miss with probability F^-r".
         draft_vocab_size: Tokens that draft continuations are chosen from; outcomes always use the full vocabulary.
             `"auto"` is a quarter of a vocabulary of 32,768 or more, otherwise off; `None` is off.
+        assistant_quantization: `"int8"` runs a copy of the assistant whose linear layers are in 8 bits, which reads
+            half or a quarter of the memory per step; drafts differ slightly, the output does not. `"auto"` does so
+            where the assistant is large enough and has a CPU process of its own; `None` leaves it as it is.
         backend: `"process"` runs the assistant in a process of its own, `"inline"` in the caller's thread, where
             nothing overlaps; `"auto"` is `"process"` where the system has what it needs.
         assistant_device: `"auto"` takes the device with most free memory that the target does not use, and shares the
@@ -47,11 +57,14 @@ class SSDConfig:
 
     mode: Mode = "ssd"
     num_assistant_tokens: int | Literal["auto"] = "auto"
-    cache_budget: int = 8
-    fan_out: Literal["geometric", "uniform"] | tuple[int, ...] = "geometric"
+    draft_tree_size: int | Literal["auto"] | None = "auto"
+    ngram_drafts: bool = True
+    cache_budget: int | Literal["auto"] = "auto"
+    fan_out: Literal["per_instance", "geometric", "uniform"] | tuple[int, ...] = "per_instance"
     expected_acceptance: float = 0.7
     power_law_exponent: float = 0.8
     draft_vocab_size: int | Literal["auto"] | None = "auto"
+    assistant_quantization: Literal["auto", "int8"] | None = "auto"
     backend: Backend = "auto"
     assistant_device: str = "auto"
     target_threads: int | None = None
@@ -64,7 +77,11 @@ class SSDConfig:
         _check_choice("backend", self.backend, BACKENDS)
         if self.num_assistant_tokens != "auto":
             _check_int("num_assistant_tokens", self.num_assistant_tokens, 1, 'Or use "auto".')
-        _check_int("cache_budget", self.cache_budget, 1, 'Use mode="sd" to prepare no outcomes.')
+        if self.draft_tree_size is not None and self.draft_tree_size != "auto":
+            _check_int("draft_tree_size", self.draft_tree_size, 1, 'Or use "auto", or None for chains.')
+        if self.cache_budget != "auto":
+            _check_int("cache_budget", self.cache_budget, 1, 'Or use "auto", or mode="sd" to prepare no outcomes.')
+        _check_choice("assistant_quantization", self.assistant_quantization, QUANTIZATIONS)
         self._check_fan_out()
         if self.draft_vocab_size is not None and self.draft_vocab_size != "auto":
             _check_int("draft_vocab_size", self.draft_vocab_size, 1, 'Or use "auto", or None for all tokens.')
@@ -86,8 +103,9 @@ class SSDConfig:
         _check_number("timeout_s", self.timeout_s)
         if not 0.0 < self.timeout_s < float("inf"):
             raise ValueError(f"`timeout_s` must be a positive number of seconds, but got {self.timeout_s}.")
-        if not isinstance(self.trace, bool):
-            raise TypeError(f"`trace` must be True or False, but got {self.trace!r}.")
+        for name in ("ngram_drafts", "trace"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"`{name}` must be True or False, but got {getattr(self, name)!r}.")
         # `torch.device` objects and indices are welcome; the field itself is a string, so that it can be written to
         # JSON.
         device: Any = self.assistant_device
@@ -109,9 +127,14 @@ class SSDConfig:
             )
 
     @property
+    def max_tree_tokens(self) -> int:
+        """The most draft tokens that a tree may hold; 0 for chains only."""
+        return 0 if self.draft_tree_size is None else 24 if self.draft_tree_size == "auto" else self.draft_tree_size
+
+    @property
     def max_draft_tokens(self) -> int:
-        """The most draft tokens that a speculation may hold."""
-        return 8 if self.num_assistant_tokens == "auto" else self.num_assistant_tokens
+        """The most draft tokens that may follow each other in a speculation (K)."""
+        return 16 if self.num_assistant_tokens == "auto" else self.num_assistant_tokens
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values, ready for JSON."""
@@ -149,7 +172,7 @@ class SSDConfig:
         raise TypeError(f"`ssd_config` must be an SSDConfig or a dict, but got {type(value).__name__}.")
 
 
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: object, choices: tuple[str | None, ...]) -> None:
     if value not in choices:
         raise ValueError(f"`{name}` must be one of {list(choices)}, but got {value!r}.")
 

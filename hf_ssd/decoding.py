@@ -11,12 +11,13 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from .compat import CACHE_KEY, extend_model_kwargs, output_cache
-from .kv_cache import roll_back, start_recording, stop_recording
+from .kv_cache import keep_branch, roll_back, start_recording, stop_recording
 from .protocol import DraftRequest, Speculator, SpeculatorError
 from .recorder import Recorder
 from .sampling import looks_only_at_scores
+from .target_trees import keeps_everything, takes_trees, tree_inputs
 from .types import Outcome, RoundStats, Speculation, Verdict
-from .verification import verify_greedy, verify_token
+from .verification import follow_tree, verify_greedy, verify_token
 
 logger = logging.get_logger(__name__)
 
@@ -73,6 +74,19 @@ class RowDecoder:
         self.attentions: tuple[Any, ...] | None = () if wants and generation_config.output_attentions else None
         self.hidden_states: tuple[Any, ...] | None = () if wants and generation_config.output_hidden_states else None
 
+    @property
+    def takes_trees(self) -> bool:
+        """Whether a speculation may be a tree: greedy, and nothing needs entries in the order of a chain."""
+        mask = self.model_kwargs.get("attention_mask")
+        return (
+            not self.config.do_sample
+            and self.hidden_states is None
+            and self.attentions is None
+            and (mask is None or mask.ndim == 2)
+            and keeps_everything(self.model_kwargs.get(CACHE_KEY))
+            and takes_trees(self.model)
+        )
+
     def run(
         self, speculator: Speculator | None, request: DraftRequest | None, on_degrade: Callable[[], None] = lambda: None
     ) -> None:
@@ -112,7 +126,7 @@ class RowDecoder:
             start_recording(cache)
             verdict, scores, logits = self._decide(outputs.logits[:, -1:], Speculation())
         tokens = [int(verdict.bonus_tokens)]
-        self._send(tokens)
+        self._send(0, tokens)
         with self.recorder.span("emit"):
             num_emitted = self._emit(tokens, scores, logits)
             self._keep_outputs(outputs, num_emitted, is_prefill=True)
@@ -121,30 +135,43 @@ class RowDecoder:
     def _round(self) -> None:
         with self.recorder.span("wait") as wait:
             received = self._receive()
-        speculation = self._cut(received)
+        # What could not be emitted any more is dropped.
+        speculation = received.cut(max(self.config.max_length - self.input_ids.shape[1] - 1, 0))
         with self.recorder.span("verify", tokens=len(speculation) + 1) as verify:
             outputs = self._forward(speculation)
-            verdict, scores, logits = self._decide(outputs.logits[:, -len(speculation) - 1 :], speculation)
-            num_accepted = int(verdict.num_accepted)
-            tokens = [*speculation.tokens[:num_accepted], int(verdict.bonus_tokens)]
+            logits = outputs.logits[:, -len(speculation) - 1 :]
+            if speculation.is_chain:
+                verdict, scores, logits = self._decide(logits, speculation)
+                path = tuple(range(int(verdict.num_accepted)))
+                bonus_token = int(verdict.bonus_tokens)
+            else:
+                path, bonus_token, scores, logits = self._decide_tree(logits, speculation)
+            tokens = [*(speculation.tokens[index] for index in path), bonus_token]
         # Before anything else, so that the assistant works while the rest is done here.
-        self._send(tokens, verify.ms)
+        node = path[-1] + 1 if path else 0
+        self._send(node, tokens, verify.ms)
         with self.recorder.span("emit"):
             num_emitted = self._emit(tokens, scores, logits)
             cache = output_cache(outputs)
             assert cache is not None
             with self._no_grad():
-                roll_back(cache, len(speculation) + 1 - num_emitted)
+                if speculation.is_chain:
+                    roll_back(cache, len(speculation) + 1 - num_emitted)
+                else:
+                    num_before = cache.get_seq_length() - len(speculation) - 1
+                    slots = [0, *(index + 1 for index in path)][:num_emitted]
+                    keep_branch(cache, num_before, [num_before + slot for slot in slots])
             self._keep_outputs(outputs, num_emitted)
             self._advance(outputs, num_emitted)
         self.recorder.rounds.append(
             RoundStats(
                 num_draft_tokens=len(speculation),
-                num_accepted=num_accepted,
+                num_accepted=len(path),
+                num_reached=len(path) + (node - 1 in speculation.parents),
                 num_emitted=num_emitted,
                 origin=received.origin,
                 miss=received.miss,
-                depth=len(received),
+                depth=received.depth,
                 verify_ms=verify.ms,
                 wait_ms=wait.ms,
                 draft_ms=received.draft_ms,
@@ -165,14 +192,14 @@ class RowDecoder:
             self._on_degrade()
             return None
 
-    def _send(self, tokens: Sequence[int], verify_ms: float | None = None) -> None:
+    def _send(self, node: int, tokens: Sequence[int], verify_ms: float | None = None) -> None:
         """Tells the outcome, unless these tokens certainly end the row and the answer would be for nothing."""
         eos = self.config._eos_token_tensor
         is_end = self.input_ids.shape[1] + len(tokens) >= self.config.max_length or (
             eos is not None and any(token in eos.tolist() for token in tokens)
         )
         if self._speculator is not None and not is_end:
-            outcome = Outcome(len(tokens) - 1, tokens[-1])
+            outcome = Outcome(node, tokens[-1])
             self._ask(lambda: self._speculator.resolve(outcome, verify_ms))  # type: ignore[union-attr]
 
     def _receive(self) -> Speculation:
@@ -181,16 +208,6 @@ class RowDecoder:
         speculation: Speculation = self._ask(self._speculator.receive) or Speculation()
         self.recorder.speculator_spans += speculation.spans
         return speculation
-
-    def _cut(self, speculation: Speculation) -> Speculation:
-        """Drops draft tokens that could not be emitted any more. It goes by their number, never by what they are."""
-        num_wanted = max(self.config.max_length - self.input_ids.shape[1] - 1, 0)
-        if len(speculation) <= num_wanted:
-            return speculation
-        probs = speculation.draft_probs
-        return Speculation.chain(
-            speculation.tokens[:num_wanted], draft_probs=None if probs is None else probs[:num_wanted]
-        )
 
     # The target
 
@@ -205,6 +222,8 @@ class RowDecoder:
         )
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = len(speculation) + 1
+        if not speculation.is_chain:
+            inputs = tree_inputs(inputs, speculation, self.model.dtype)
         with self.model._optimize_model_for_decode(), self._no_grad():
             return self.model(**inputs, return_dict=True)
 
@@ -221,6 +240,36 @@ class RowDecoder:
         if speculation.draft_probs is not None and len(speculation):
             probs = speculation.draft_probs[None].to(scores.device)
         return verify_token(scores.softmax(dim=-1), probs, draft), scores, logits
+
+    def _decide_tree(
+        self, raw_logits: torch.Tensor, speculation: Speculation
+    ) -> tuple[tuple[int, ...], int, torch.Tensor, torch.Tensor]:
+        """Follows the target's choices down a tree.
+
+        Returns:
+            Indices of the accepted draft tokens, the bonus token, and scores and raw logits of shape
+            `(1, num_accepted + 1, vocab_size)`.
+        """
+        logits = raw_logits.to(dtype=torch.float32, device=self.input_ids.device, copy=True)
+        scores = logits.clone() if self.logits is not None and self.processors else logits
+        is_together = looks_only_at_scores(self.processors)
+        if is_together:
+            scores = self._process(scores, self.input_ids.new_empty((1, 0)))
+        choices = scores[0].argmax(dim=-1).tolist()
+        eos = [] if self.config._eos_token_tensor is None else self.config._eos_token_tensor.tolist()
+
+        def choose(node: int, path: tuple[int, ...]) -> int:
+            tokens = [speculation.tokens[index] for index in path]
+            # After its end the text needs no processors: they might not know what to say.
+            if not is_together and not any(token in eos for token in tokens):
+                prefix = torch.cat([self.input_ids, self.input_ids.new_tensor([tokens])], dim=1)
+                scores[:, node + 1] = self._for_row(self.processors, prefix, scores[:, node + 1].clone())
+                choices[node + 1] = int(scores[0, node + 1].argmax())
+            return int(choices[node + 1])
+
+        path, bonus_token = follow_tree(choose, speculation.tokens, speculation.parents)
+        rows = [0, *(index + 1 for index in path)]
+        return path, bonus_token, scores[:, rows], logits[:, rows]
 
     def _process(self, scores: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
         if not self.processors:

@@ -57,8 +57,8 @@ class SSDStats:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted share of the draft tokens that verification reached."""
-        reached = sum(min(r.num_accepted + 1, r.num_draft_tokens) for r in self.rounds)
+        """Share of the positions with draft tokens, as far as verification reached, at which one was accepted."""
+        reached = sum(r.num_reached for r in self.rounds)
         return sum(r.num_accepted for r in self.rounds) / reached if reached else None
 
     @property
@@ -158,12 +158,9 @@ class SSDStats:
 
 def acceptance_by_position(rounds: Sequence[RoundStats]) -> tuple[float, ...]:
     """For each draft position, how often it was accepted when all before it were, over `rounds`."""
-    depth = max((r.num_draft_tokens for r in rounds), default=0)
     rates = []
-    for position in range(depth):
-        reached = [r for r in rounds if r.num_draft_tokens > position and r.num_accepted >= position]
-        if not reached:
-            break
+    for position in range(max((r.num_reached for r in rounds), default=0)):
+        reached = [r for r in rounds if r.num_reached > position]
         rates.append(sum(r.num_accepted > position for r in reached) / len(reached))
     return tuple(rates)
 

@@ -175,6 +175,8 @@ def _request(decoder: RowDecoder, config: SSDConfig) -> DraftRequest:
         num_padding=num_padding,
         max_new_tokens=decoder.config.max_length - len(prompt),
         vocab_size=decoder.model.config.get_text_config(decoder=True).vocab_size,
+        # Not asked where no tree is wanted: it takes a forward or two.
+        takes_trees=config.max_tree_tokens > 0 and config.mode != "ar" and decoder.takes_trees,
         do_sample=do_sample,
         processors=tuple(decoder.processors),
         # From the default generator, so that `torch.manual_seed` reproduces it. Greedy calls leave that alone.

@@ -24,6 +24,7 @@ class DraftRequest:
         num_padding: Number of leading padding tokens, which the assistant does not read.
         max_new_tokens: Tokens that the row may still get: drafting more is in vain.
         vocab_size: Number of token ids that the target knows.
+        takes_trees: Whether the target verifies token trees; otherwise a speculation must be a chain.
         do_sample: Whether draft tokens are drawn or the likeliest is taken.
         processors: Logits processors of the call, in order.
         seed: Seed of the draws.
@@ -34,6 +35,7 @@ class DraftRequest:
     num_padding: int
     max_new_tokens: int
     vocab_size: int
+    takes_trees: bool
     do_sample: bool
     processors: Sequence[Processor]
     seed: int

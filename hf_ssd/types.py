@@ -5,7 +5,7 @@ Everything here is frozen and picklable, so that it means the same in one proces
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -30,9 +30,13 @@ class Miss(str, Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A verification outcome `(k, t*)`: `num_accepted` draft tokens kept, then `bonus_token` from the target."""
+    """A verification outcome `(k, t*)`: which draft tokens are kept, and the `bonus_token` that the target adds.
 
-    num_accepted: int
+    `node` is the place of the last one kept: 0 for none, i for the i-th draft token of the speculation, counted from 1,
+    with those that it follows. For a chain that is the number of tokens kept.
+    """
+
+    node: int
     bonus_token: int
 
 
@@ -80,6 +84,37 @@ class Speculation:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether each draft token follows the one before it."""
+        return all(parent == index - 1 for index, parent in enumerate(self.parents))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """For each draft token the number of draft tokens up to it, itself included."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return tuple(depths)
+
+    @property
+    def depth(self) -> int:
+        """The most draft tokens that can be accepted."""
+        return max(self.depths, default=0)
+
+    def cut(self, max_depth: int) -> Speculation:
+        """The speculation without what is deeper than `max_depth`. It goes by number, never by what tokens are."""
+        kept = [index for index, depth in enumerate(self.depths) if depth <= max_depth]
+        if len(kept) == len(self):
+            return self
+        new_index = {-1: -1, **{old: new for new, old in enumerate(kept)}}
+        return replace(
+            self,
+            tokens=tuple(self.tokens[index] for index in kept),
+            parents=tuple(new_index[self.parents[index]] for index in kept),
+            draft_probs=None if self.draft_probs is None else self.draft_probs[kept],
+        )
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -104,11 +139,13 @@ class RoundStats:
         num_emitted: Tokens that reached the output: accepted ones and the bonus token, less what a stop cut off.
         origin: Where the speculation came from.
         miss: Why the cache had no speculation, where it had none.
-        depth: Draft tokens that the speculation held before it was cut to the tokens still wanted.
+        depth: Draft tokens that could have been accepted, before the speculation was cut to the tokens still wanted.
         verify_ms: The target's forward and the verification rule.
         wait_ms: Time that the target stood still until the speculation was there.
         draft_ms: Forward passes of the assistant, hidden behind the target or not.
         num_draft_steps: Number of those forward passes.
+        num_reached: Positions at which draft tokens were tested: those accepted, and the one where none was right. By
+            default that of a chain.
     """
 
     num_draft_tokens: int
@@ -121,3 +158,8 @@ class RoundStats:
     wait_ms: float = 0.0
     draft_ms: float = 0.0
     num_draft_steps: int = 0
+    num_reached: int = -1
+
+    def __post_init__(self) -> None:
+        if self.num_reached < 0:
+            object.__setattr__(self, "num_reached", min(self.num_accepted + 1, self.num_draft_tokens))

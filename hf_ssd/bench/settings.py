@@ -39,6 +39,9 @@ class CompareSettings:
         repeats: How often everything is run.
         num_assistant_tokens: As in [`SSDConfig`].
         cache_budget: As in [`SSDConfig`].
+        draft_tree_size: As in [`SSDConfig`].
+        fan_out: As in [`SSDConfig`].
+        assistant_quantization: As in [`SSDConfig`].
         draft_vocab_size: As in [`SSDConfig`].
         arms: Which arms to run.
         trace_path: File for the time line of one more SSD call, made after everything was timed.
@@ -62,7 +65,10 @@ class CompareSettings:
     texts: Sequence[str] = ()
     repeats: int = 1
     num_assistant_tokens: int | Literal["auto"] = "auto"
-    cache_budget: int = SSDConfig.cache_budget
+    cache_budget: int | Literal["auto"] = "auto"
+    draft_tree_size: int | Literal["auto"] | None = "auto"
+    fan_out: Literal["per_instance", "geometric", "uniform"] = "per_instance"
+    assistant_quantization: Literal["auto", "int8"] | None = "auto"
     draft_vocab_size: int | Literal["auto"] | None = "auto"
     arms: Sequence[str] = ARM_NAMES
     trace_path: Path | None = None
@@ -128,6 +134,9 @@ class CompareSettings:
         return SSDConfig(
             num_assistant_tokens=self.num_assistant_tokens,
             cache_budget=self.cache_budget,
+            draft_tree_size=self.draft_tree_size,
+            fan_out=self.fan_out,
+            assistant_quantization=self.assistant_quantization,
             draft_vocab_size=self.draft_vocab_size,
             target_threads=self.target_threads,
             assistant_threads=self.assistant_threads,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..config import SSDConfig
 from .options import errors, number_or, split
 
 if TYPE_CHECKING:
@@ -39,7 +38,14 @@ def compare(
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt of your own; may be repeated.")] = None,
     repeats: Annotated[int, typer.Option(help="How often everything is run.")] = 1,
     num_assistant_tokens: Annotated[str, typer.Option(help='Most draft tokens per round (K), or "auto".')] = "auto",
-    cache_budget: Annotated[int, typer.Option(help="Outcomes prepared per round (B).")] = SSDConfig.cache_budget,
+    draft_tree_size: Annotated[
+        str, typer.Option(help='Most draft tokens in a token tree, "auto" or "none" (chains only).')
+    ] = "auto",
+    cache_budget: Annotated[str, typer.Option(help='Outcomes prepared per round (B), or "auto".')] = "auto",
+    fan_out: Annotated[str, typer.Option(help="per_instance, geometric or uniform.")] = "per_instance",
+    assistant_quantization: Annotated[
+        str, typer.Option(help='"int8", "auto" or "none": the assistant\'s linear layers in 8 bits.')
+    ] = "auto",
     draft_vocab_size: Annotated[str, typer.Option(help='Tokens to draft from, "auto" or "none" (all).')] = "auto",
     arms: Annotated[
         str, typer.Option(help="Arms to run, with commas.")
@@ -69,7 +75,10 @@ def compare(
             texts=tuple(prompt or ()),
             repeats=repeats,
             num_assistant_tokens=number_or("num_assistant_tokens", num_assistant_tokens, {"auto": "auto"}),
-            cache_budget=cache_budget,
+            draft_tree_size=number_or("draft_tree_size", draft_tree_size, {"auto": "auto", "none": None}),
+            cache_budget=number_or("cache_budget", cache_budget, {"auto": "auto"}),
+            fan_out=fan_out,  # type: ignore[arg-type]
+            assistant_quantization=None if assistant_quantization == "none" else assistant_quantization,  # type: ignore[arg-type]
             draft_vocab_size=number_or("draft_vocab_size", draft_vocab_size, {"auto": "auto", "none": None}),
             arms=split(arms),
             trace_path=trace,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +13,29 @@ from transformers.cache_utils import DynamicCache
 from transformers.utils import logging
 
 from ..compat import CACHE_KEY
+from .int8 import Int8Linear, pays, quantize_linears
 from .tree_mask import TreeMask
 
 logger = logging.get_logger(__name__)
+
+
+def make_assistant(model: PreTrainedModel, quantization: str | None) -> AssistantModel:
+    """The assistant of a model, which itself is left as it is: weights in 8 bits are a copy.
+
+    Args:
+        model: A decoder-only transformers model in evaluation mode.
+        quantization: `"int8"`, `"auto"` for that where it pays, or `None`.
+
+    Raises:
+        ValueError: If 8 bits are asked for and this build of torch has no kernels for it.
+    """
+    if quantization != "int8" and not (quantization == "auto" and pays(model)):
+        return AssistantModel(model)
+    # Other modules over the same tensors.
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    assistant = AssistantModel(copy.deepcopy(model, shared))
+    assistant.quantize()
+    return assistant
 
 
 class AssistantModel:
@@ -38,6 +59,7 @@ class AssistantModel:
         self.max_length: int | None = getattr(self.config, "max_position_embeddings", None)
         self.mask = TreeMask(self.config, self.dtype, self.device)
         self._decoder, self._head = self._split()
+        self._projection: nn.Module | None = self._head
         self.takes_trees = self._check_trees()
 
     def new_cache(self) -> DynamicCache:
@@ -79,7 +101,23 @@ class AssistantModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the assistant's whole vocabulary, float32, of shape `(num_rows, vocab_size)`."""
-        return (self._head(hidden) if self._head is not None else hidden).float()
+        return (self._projection(hidden) if self._projection is not None else hidden).float()
+
+    def quantize(self) -> None:
+        """Runs the linear layers in 8 bits from here on.
+
+        Effects: the model's own layers are replaced, but for the output projection that `head` returns.
+
+        Raises:
+            ValueError: If this build of torch has no kernels for it.
+        """
+        quantize_linears(self.model if self._decoder is None else self._decoder)
+        if self._head is not None:
+            self._projection = Int8Linear(self._head)
+
+    @property
+    def is_quantized(self) -> bool:
+        return isinstance(self._projection, Int8Linear)
 
     @property
     def head(self) -> nn.Linear | None:

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from transformers.utils import cached_file, logging
 
+from .int8 import Int8Linear
+
 logger = logging.get_logger(__name__)
 
 FREQUENT_TOKENS_FILE = "frequent_tokens.json"
@@ -57,32 +59,38 @@ class DraftVocabulary:
     Args:
         head: The assistant's output projection.
         static_tokens: Token ids that are always in the set.
+        in_int8: Whether to hold the rows of the static set in 8 bits.
     """
 
-    def __init__(self, head: nn.Linear, static_tokens: Sequence[int]) -> None:
+    def __init__(self, head: nn.Linear, static_tokens: Sequence[int], *, in_int8: bool = False) -> None:
         self._head = head
         device = head.weight.device
         self._static = torch.tensor(static_tokens, dtype=torch.long, device=device)
         self._is_static = torch.zeros(head.weight.shape[0], dtype=torch.bool, device=device)
         self._is_static[self._static] = True
-        self._static_rows = self._rows(self._static)
-        self._round_rows: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        rows = self._linear(self._static)
+        self._project_static: nn.Module = Int8Linear(rows) if in_int8 else rows
+        self._project_round: nn.Module | None = None
         self.tokens = self._static
 
     def activate(self, tokens: torch.Tensor) -> None:
         """Makes the set the static tokens and `tokens`, ids of any shape, repeats allowed."""
         tokens = torch.unique(tokens)
         tokens = tokens[~self._is_static[tokens]]
-        self._round_rows = self._rows(tokens) if tokens.numel() else None
+        self._project_round = self._linear(tokens) if tokens.numel() else None
         self.tokens = torch.cat([self._static, tokens])
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits of shape `(num_rows, len(self.tokens))`, in the order of `tokens`."""
-        logits = nn.functional.linear(hidden, *self._static_rows)
-        if self._round_rows is not None:
-            logits = torch.cat([logits, nn.functional.linear(hidden, *self._round_rows)], dim=-1)
+        logits = self._project_static(hidden)
+        if self._project_round is not None:
+            logits = torch.cat([logits, self._project_round(hidden)], dim=-1)
         return logits.float()
 
-    def _rows(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        bias = self._head.bias
-        return self._head.weight[tokens], None if bias is None else bias[tokens]
+    def _linear(self, tokens: torch.Tensor) -> nn.Linear:
+        """The part of the projection that `tokens` need."""
+        rows = nn.Linear(self._head.in_features, len(tokens), bias=False, device="meta")
+        rows.weight = nn.Parameter(self._head.weight[tokens], requires_grad=False)
+        if self._head.bias is not None:
+            rows.bias = nn.Parameter(self._head.bias[tokens], requires_grad=False)
+        return rows

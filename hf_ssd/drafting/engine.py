@@ -2,295 +2,394 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import torch
 from transformers.utils import logging
 
 from ..kv_cache import keep_branch
-from ..planning import AcceptanceEstimate, plan_fan_out
+from ..planning import AcceptanceEstimate, Calibration, Event, best_step, is_worth_verifying, step_width
 from ..protocol import DraftRequest
-from ..speculation_cache import Hit, SpeculationCache
-from ..theory import worthwhile_draft_length
 from ..types import Miss, Origin, Outcome, Span, Speculation
 from .assistant import AssistantModel
+from .draft_tree import Node, become_bonus, likeliest_first, make_root
 from .draft_vocab import DraftVocabulary
+from .ngram import MAX_LENGTH, NGramIndex, match_strength
+from .outcomes import OutcomeRanker
 from .pace import Pace
-from .proposer import DraftDistribution, Proposer, make_vocabulary
+from .proposer import Proposer, make_vocabulary
 
 logger = logging.get_logger(__name__)
 
-
-@dataclass
-class Branch:
-    """What is being prepared for one outcome: `tokens` are the bonus token and the draft tokens after it.
-
-    All but the last of `tokens` have been run: `slots` says where their keys are in the cache, `hidden` holds their
-    hidden states, `distributions` what the draft tokens were drawn from.
-    """
-
-    outcome: Outcome
-    tokens: list[int]
-    slots: list[int] = field(default_factory=list)
-    hidden: list[torch.Tensor] = field(default_factory=list)
-    distributions: list[DraftDistribution | None] = field(default_factory=list)
-
-    @property
-    def depth(self) -> int:
-        """Number of draft tokens after the bonus token."""
-        return len(self.tokens) - 1
+NUM_CHILDREN = 8  # likely next tokens kept after each token, where the speculation may be a tree
+MIN_CHANCE = 0.004  # below, nothing is worth a place in a forward
+MIN_CHANCE_UNHURRIED = 0.02  # the same where no outcome is waited for
+MIN_UNMEASURED_CHANCE = 0.1  # of what is verified, before it is known what that costs
+MAX_STEP_TOKENS = 48
+MAX_COPIED_TOKENS = 8
+MIN_COPIED_CHANCE = 0.02
+FIRST_LENGTH = 4  # draft tokens just in time, before anything has been measured
 
 
 class DraftEngine:
     """Drafts for one row at a time. It knows no process: whoever runs it calls `deepen` while a verification runs.
 
-    The assistant's cache holds a *trunk*, the tokens of the row so far and the speculation that is being verified, and
-    after it the *branches*, one per prepared outcome, each seeing the part of the trunk that its outcome keeps.
+    What may follow the row is one tree ([`Node`]): the speculation that is being verified, after each of its nodes the
+    likely bonus tokens, and what was drafted after those. Each node has a chance to be reached. The assistant's cache
+    holds the *trunk*, the tokens of the row, and after it the nodes that have been run, each of which sees the trunk
+    and its ancestors.
 
     ```
-    trunk   The cat sat | on the mat          <- speculation of K = 3, being verified
-    k = 0               | by  a  wall         <- branches: a bonus token, then draft tokens
-    k = 1               | on  my lap  and
-    k = 3               | on the mat  and purred
+    trunk: The cat sat ┬ on ┬ the ┬ mat ┬ .  ── It        sent: on the mat, a rug
+                       │    │     │     └ and ─ purred    prepared: what follows "mat" (3 accepted), "the", "on", ...
+                       │    │     └ sofa ─ and
+                       │    └ a ── rug ── .
+                       └ by ── the ── wall
     ```
 
-    All branches grow by one token per forward. The first forward is merged: it runs the last draft token, whose hidden
-    state the outcome "all accepted" needs, together with the bonus tokens of all other outcomes.
+    A step runs some nodes in one forward, which tells what may follow each of them. Which nodes, and whether the step
+    pays, is decided by their chances and by what steps and verifications have taken ([`planning.planner`]). The first
+    step after a speculation was sent is merged: it runs that speculation's last tokens, whose outcomes need their
+    hidden states, together with the bonus tokens of all other outcomes.
 
     Args:
         assistant: The model that drafts.
-        overlaps: Whether steps run beside the verification, so that time is short. Otherwise all branches are deepened
-            fully, however long that takes.
+        overlaps: Whether steps run beside the verification, so that time is short. Otherwise everything likely is
+            prepared, however long that takes.
     """
 
     def __init__(self, assistant: AssistantModel, *, overlaps: bool = True) -> None:
         self.assistant = assistant
         self.overlaps = overlaps
         self._vocabularies: dict[tuple[int, object], DraftVocabulary | None] = {}
-        self._branches: SpeculationCache[Branch] = SpeculationCache()
         # What was measured in one row is the best guess for the next.
-        self._acceptances: dict[tuple[bool, float], AcceptanceEstimate] = {}
+        self._calibrations: dict[tuple[bool, float], tuple[Calibration, AcceptanceEstimate]] = {}
         self._pace = Pace()
 
     @torch.inference_mode()
     def start(self, request: DraftRequest) -> None:
         """Reads the prompt. As if an empty speculation were being verified, `deepen` then prepares for first tokens."""
-        config = request.config
-        self.config = config
-        self._proposer = Proposer(self.assistant, request, self._vocabulary(request))
-        self._acceptance = self._acceptances.setdefault(
-            (request.do_sample, config.expected_acceptance), AcceptanceEstimate(config.expected_acceptance)
-        )
+        self.config = config = request.config
         self._vocab_size = request.vocab_size
-        self._num_wanted = request.max_new_tokens
+        self._proposer = Proposer(self.assistant, request, self._vocabulary(request))
+        expected = config.expected_acceptance
+        self._calibration, self._acceptance = self._calibrations.setdefault(
+            (request.do_sample, expected), (Calibration(expected), AcceptanceEstimate(expected))
+        )
+        self._ranker = OutcomeRanker(config, self._calibration, self._acceptance)
+        self._ngrams: NGramIndex | None = None
+        self._max_tree_tokens = config.max_tree_tokens if request.takes_trees and not request.do_sample else 0
         self._tokens = list(request.prompt_ids[request.num_padding :])
-        self._path: list[int] = []  # the speculation that is being verified
-        self._path_hidden: list[torch.Tensor] = []  # after the last token of the row, after the first draft token, ...
-        self._num_cached = 0
+        if self._max_tree_tokens and config.ngram_drafts:
+            self._ngrams = NGramIndex(self._tokens)
+        self._last_position = len(self._tokens) + request.max_new_tokens - 1
+        self._num_cached = 0  # tokens of the row in the trunk
         self._cache = self.assistant.new_cache()
-        self._branches.clear()
-        self._num_ranked = 0  # positions of the path whose bonus tokens were ranked
+        self._sent: list[Node] = []
         self._spans: list[Span] = []
         self._draft_ns = self._num_steps = 0
+        self._root = Node(self._tokens[-1] if self._tokens else 0, None, len(self._tokens) - 1)
+        self._frontier: list[Node] = []
         self._proposer.activate(self._tokens)
         if self._has_room(1):
             with self._span("prefill", tokens=len(self._tokens)):
-                self._path_hidden = list(self.assistant.forward(self._tokens, self._cache, num_hidden=1))
-            self._num_cached = len(self._tokens)
+                self._read_row()
         self._pace.started()
 
     @torch.inference_mode()
     def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> Speculation:
         """Answers an outcome: from the speculation cache, or by drafting just in time."""
-        self._pace.resolved(outcome, verify_ms)
-        if self._path:
-            self._acceptance.update(len(self._path), outcome)
-        found = self._branches.lookup(outcome)
-        self._pace.looked_up(isinstance(found, Hit))
-        num_kept = len(self._tokens) + outcome.num_accepted
-        self._num_wanted -= outcome.num_accepted + 1
-        self._tokens += [*self._path[: outcome.num_accepted], outcome.bonus_token]
-        distributions: Sequence[DraftDistribution | None]
-        if isinstance(found, Hit):
-            branch = found.entry
-            with self._span("look up", hit=1, depth=branch.depth):
-                keep_branch(self._cache, num_kept, branch.slots)
-            self._num_cached = num_kept + len(branch.slots)
-            self._path, self._path_hidden, distributions = branch.tokens[1:], branch.hidden, branch.distributions
+        last = self._sent[outcome.node - 1] if outcome.node else self._root
+        path = last.path()
+        self._pace.resolved(len(path) + 1, verify_ms)
+        self._observe(last, outcome.bonus_token)
+        child = last.child(outcome.bonus_token)
+        self._tokens += [*(node.token for node in path), outcome.bonus_token]
+        if self._ngrams is not None:
+            self._ngrams.extend(self._tokens[-len(path) - 1 :])
+        miss: Miss | None = None
+        is_prepared = child is not None and child.is_run and any(node.is_draft for node in child.children)
+        if is_prepared and self.config.mode == "ssd":
+            assert child is not None
+            with self._span("look up", hit=1):
+                self._keep([*path, child], child)
         else:
-            self._num_cached = min(self._num_cached, num_kept)
-            keep_branch(self._cache, self._num_cached, ())
-            self._path, self._path_hidden = [], []
-            distributions = self._draft_just_in_time()
-        self._branches.clear()
-        self._num_ranked = 0
-        self._pace.sent()
-        return self._speculation(distributions, None if isinstance(found, Hit) else found)
+            miss = self._why_missed(last, child)
+            self._keep(path, None)
+        for node in self._sent:
+            node.is_sent = False
+        self._frontier = [node for node in self._root.descendants() if not node.is_run]
+        if miss is not None:
+            self._draft_just_in_time()
+        self._send()
+        return self._speculation(miss)
 
     @torch.inference_mode()
     def deepen(self) -> bool:
-        """Runs one step of pre-speculation.
+        """Does one piece of pre-speculation: ranks outcomes, or runs a draft step.
 
         Returns:
-            Whether there was one to run. If not, there is nothing to do until the outcome is known.
+            Whether there was one to do. If not, there is nothing to do until the outcome is known.
         """
-        if self.config.mode != "ssd" or not self.assistant.takes_trees or not self._has_room(2):
+        if self.config.mode != "ssd" or not self.assistant.takes_trees or not self._root.is_run:
             return False
-        self._rank_outcomes()
-        pending = self._row()[self._num_cached :]
-        growing = [branch for branch in self._branches if self._may_grow(branch)]
-        if not (pending or growing) or not self._is_worthwhile(growing):
+        if not self._has_room(2):
+            return False
+        if self._rank_outcomes():
+            return True
+        nodes = self._next_step()
+        if not nodes:
             return False
         started = time.monotonic()
-        with self._span("draft step", branches=len(growing)):
-            hidden = self._run(pending, growing)
-            self._path_hidden += hidden[: len(pending)]
-            if growing:
-                self._extend(growing, torch.stack(hidden[len(pending) :]))
+        with self._span("draft step", tokens=len(nodes)):
+            self._run(nodes)
         if self.overlaps:
-            self._pace.stepped((time.monotonic() - started) * 1e3)
+            self._pace.step.update(len(nodes), (time.monotonic() - started) * 1e3)
         return True
 
-    # Pre-speculation
+    # Outcomes
 
-    def _rank_outcomes(self) -> None:
-        """Adds branches for the positions whose hidden states have become known."""
-        first, last = self._num_ranked, len(self._path_hidden)
-        if first == last:
-            return
-        self._num_ranked = last
-        positions = range(first, last)
-        fan_out = plan_fan_out(self.config, self._acceptance(len(self._path)))
-        with self._span("project outcomes", positions=len(positions)):
+    def _rank_outcomes(self) -> bool:
+        """Adds the likely bonus tokens after the nodes of the speculation whose hidden states have become known."""
+        nodes = self._ranker.due(self._root, self._sent)
+        if not nodes:
+            return False
+        is_first = not self._root.is_ranked
+        with self._span("rank outcomes", nodes=len(nodes)):
+            if is_first:
+                self._ranker.plan(self._root, self._sent)
             ranked = self._proposer.rank_bonus_tokens(
-                torch.stack(self._path_hidden[first:last]),
-                [[*self._tokens, *self._path[:k]] for k in positions],
-                [self._path[k] if k < len(self._path) else None for k in positions],
-                [fan_out[k] for k in positions],
+                torch.stack([node.hidden for node in nodes if node.hidden is not None]),
+                self._prefixes(nodes),
+                [[child.token for child in node.sent_children] for node in nodes],
+                self._ranker.num_candidates(nodes),
                 # Each look at all tokens reads the whole projection; one per round is what that is worth.
-                use_full_vocabulary=first == 0,
+                use_full_vocabulary=is_first,
             )
-        for k, tokens in zip(positions, ranked, strict=True):
-            for token in tokens:
-                outcome = Outcome(k, token)
-                self._branches.add(outcome, Branch(outcome, [token]))
-        if first == 0:
-            self._proposer.activate(self._row(), [token for tokens in ranked for token in tokens])
+            for node, candidates in zip(nodes, ranked, strict=True):
+                self._frontier += self._ranker.add(node, candidates)
+            if is_first:
+                likely = [candidate.token for candidates in ranked for candidate in candidates]
+                self._proposer.activate([*self._tokens, *(node.token for node in self._sent)], likely)
+        return True
 
-    def _may_grow(self, branch: Branch) -> bool:
+    def _observe(self, last: Node, bonus_token: int) -> None:
+        """Learns from an outcome how far the assistant's word can be trusted."""
+        path = [self._root, *last.path()]
+        if self._sent:
+            self._acceptance.update(len(path) - (not last.sent_children), len(path) - 1)
+        for node in path:
+            for child in node.children:
+                if child.is_sent:
+                    self._calibration.update(child.event, child.confidence, child in path)
+                    if child.match is not None:
+                        self._calibration.update(Event.COPIED, child.match, child in path)
+                elif node is last and child.event in (Event.REPLACED, Event.APPENDED):
+                    self._calibration.update(child.event, child.confidence, child.token == bonus_token)
+
+    def _why_missed(self, last: Node, child: Node | None) -> Miss:
+        if child is not None and child.is_planned:
+            return Miss.UNFINISHED
+        if any(node.is_run for node in last.children if not node.is_sent):
+            return Miss.TOKEN
+        is_cold = not any(node.is_run and not node.is_sent for node in self._root.descendants())
+        return Miss.COLD if is_cold else Miss.LENGTH
+
+    # Drafting
+
+    def _next_step(self) -> list[Node]:
+        """The nodes to run in one forward now: none if none is worth what it costs."""
+        self._frontier = [node for node in self._frontier if not node.is_run and self._may_run(node)]
+        self._frontier.sort(key=lambda node: -node.chance)
+        # Copied tokens follow each other without having been run: parents first, which their chances see to.
+        planned = [node for node in self._frontier if node.is_planned]
+        if not self.overlaps:
+            return self._frontier[:MAX_STEP_TOKENS]
+        rates = self._pace.rates(self._acceptance(1)[0])
+        is_first = not any(node.is_run and not node.is_sent and not node.is_draft for node in self._root.descendants())
+        if planned or is_first or rates is None:
+            # The first step always pays: it makes misses into hits.
+            line = (1.0, 0.03) if self._pace.step.line is None else self._pace.step.line
+            width = step_width([node.chance for node in self._frontier], line)
+            chosen = [*planned, *(node for node in self._frontier[:width] if not node.is_planned)]
+            return chosen[:MAX_STEP_TOKENS]
+        chances = [node.chance for node in self._frontier[:MAX_STEP_TOKENS]]
+        return self._frontier[: best_step(chances, rates, self._pace.time_left_ms())]
+
+    def _may_run(self, node: Node) -> bool:
+        """Whether running `node` may lead to draft tokens that can still be used."""
+        if node.chance < (MIN_CHANCE if self.overlaps else MIN_CHANCE_UNHURRIED) and not node.is_planned:
+            return False
         limit = self.assistant.max_length
-        num_kept = branch.outcome.num_accepted
+        has_position = limit is None or node.position < limit
         # The target adds a token to what is drafted, so the last token wanted is never drafted.
-        num_wanted = self._num_wanted - (num_kept + 1) - 1
-        has_position = limit is None or len(self._tokens) + num_kept + branch.depth < limit
-        return has_position and branch.depth < min(self.config.max_draft_tokens, num_wanted)
+        is_wanted = node.position + 1 < self._last_position
+        return has_position and is_wanted and (node.is_sent or node.num_drafted < self.config.max_draft_tokens)
 
-    def _is_worthwhile(self, growing: Sequence[Branch]) -> bool:
-        """Whether to start a step, given when the outcome is due.
-
-        The first always is: it makes misses into hits. A later one that would end after the outcome makes the target
-        wait, which pays while the tokens it is expected to add cost less than tokens cost the run on average.
-        """
-        depth = max((branch.depth for branch in growing), default=0)
-        overrun_ms = self._pace.overrun_ms()
-        if depth == 0 or overrun_ms is None or self._pace.ms_per_token is None:
-            return True
-        gained_tokens = self._pace.hit_rate * math.prod(self._acceptance(depth + 1))
-        return gained_tokens * self._pace.ms_per_token > overrun_ms
-
-    def _run(self, pending: Sequence[int], growing: Sequence[Branch]) -> list[torch.Tensor]:
-        """Runs the rest of the trunk and the last token of each branch in one forward."""
-        num_trunk = self._num_cached + len(pending)
+    def _run(self, nodes: Sequence[Node]) -> None:
+        """Runs nodes whose ancestors have been run, and adds what may follow them."""
         first_slot = self._cache.get_seq_length()
-        num_row = len(self._tokens)
-        tokens = list(pending)
-        positions = list(range(self._num_cached, num_trunk))
-        visible: list[tuple[int, Sequence[int]]] = [(position + 1, ()) for position in positions]
-        for branch in growing:
-            slot = first_slot + len(tokens)
-            num_seen = num_row + branch.outcome.num_accepted
-            visible.append((num_seen, (*branch.slots, slot)))
-            positions.append(num_seen + len(branch.slots))
-            tokens.append(branch.tokens[-1])
-            branch.slots.append(slot)
-        mask = self.assistant.mask.build(
-            num_trunk=num_trunk, num_slots=first_slot + len(tokens), visible=visible, positions=positions
-        )
-        self._num_cached = num_trunk
-        return list(self.assistant.forward(tokens, self._cache, positions, mask))
+        num_trunk = self._num_cached
+        visible = []
+        for i, node in enumerate(nodes):
+            node.slot = first_slot + i
+            visible.append((num_trunk, [each.slot for each in node.path() if each.slot is not None]))
+        positions = [node.position for node in nodes]
+        mask = None
+        if len(nodes) > 1 or len(visible[0][1]) != first_slot + 1 - num_trunk:
+            mask = self.assistant.mask.build(
+                num_trunk=num_trunk, num_slots=first_slot + len(nodes), visible=visible, positions=positions
+            )
+        hidden = self.assistant.forward([node.token for node in nodes], self._cache, positions, mask)
+        for node, state in zip(nodes, hidden, strict=True):
+            node.hidden = state
+        # What follows the speculation's own tokens are outcomes, and ranked as such.
+        self._add_drafts([node for node in nodes if not node.is_sent], hidden)
+        self._num_steps += 1
 
-    def _extend(self, growing: Sequence[Branch], hidden: torch.Tensor) -> None:
-        prefixes = [[*self._tokens, *self._path[: branch.outcome.num_accepted], *branch.tokens] for branch in growing]
-        tokens, distributions = self._proposer.draft(hidden, prefixes)
-        for branch, state, token, distribution in zip(growing, hidden, tokens, distributions, strict=True):
-            branch.hidden.append(state)
-            branch.tokens.append(token)
-            branch.distributions.append(distribution)
+    def _add_drafts(self, nodes: Sequence[Node], hidden: torch.Tensor | None = None) -> None:
+        if not nodes:
+            return
+        if hidden is None or len(nodes) < len(hidden):
+            hidden = torch.stack([node.hidden for node in nodes if node.hidden is not None])
+        width = NUM_CHILDREN if self._max_tree_tokens else 1
+        for node, candidates in zip(nodes, self._proposer.draft(hidden, self._prefixes(nodes), width), strict=True):
+            copied = {child.token: child for child in node.children}
+            is_main = node.is_planned
+            for candidate in candidates:
+                child = copied.get(candidate.token)
+                if child is None:
+                    child = self._add_child(node, candidate.token)
+                else:
+                    child.match = child.confidence
+                child.event, child.confidence = Event.ACCEPTED, candidate.probability
+                child.distribution = candidate.distribution
+                chance = node.chance * self._calibration(Event.ACCEPTED, candidate.probability)
+                child.chance = max(child.chance, chance) if child.match is not None else chance
+                child.is_planned, is_main = is_main and not self.overlaps, False
+            if self._ngrams is not None and not copied:
+                self._copy(node)
 
-    # Just in time
+    def _copy(self, node: Node) -> None:
+        """Adds what followed earlier in the text, as far as that is likely enough to be worth verifying."""
+        assert self._ngrams is not None
+        tokens, length = self._ngrams.lookup([each.token for each in node.path()], MAX_COPIED_TOKENS)
+        for token in tokens:
+            strength = match_strength(length)
+            chance = node.chance * self._calibration(Event.COPIED, strength)
+            if chance < MIN_COPIED_CHANCE or node.position + 1 >= self._last_position:
+                return
+            child = next((child for child in node.children if child.token == token), None)
+            if child is None:
+                child = self._add_child(node, token)
+                child.event, child.confidence, child.chance = Event.COPIED, strength, chance
+            else:
+                child.match, child.chance = strength, max(child.chance, chance)
+            node, length = child, min(length + 1, MAX_LENGTH)
 
-    def _draft_just_in_time(self) -> list[DraftDistribution | None]:
-        distributions: list[DraftDistribution | None] = []
+    def _add_child(self, node: Node, token: int) -> Node:
+        child = Node(token, node, node.position + 1, num_drafted=node.num_drafted + 1)
+        node.children.append(child)
+        self._frontier.append(child)
+        return child
+
+    def _draft_just_in_time(self) -> None:
+        """Drafts while the target waits."""
         if not self._has_room(1):
-            return distributions
+            return
         with self._span("just in time"):
             if self.config.mode != "ssd":
                 self._proposer.activate(self._tokens)
-            for _ in range(min(self._just_in_time_length(), self._num_wanted - 1)):
-                if not self._has_room(1):
-                    break
+            started = time.monotonic()
+            self._read_row()
+            if self._root.position + 1 < self._last_position:
+                self._add_drafts([self._root])
+            while True:
+                nodes = self._next_just_in_time()
+                self._pace.step.update(1, (time.monotonic() - started) * 1e3)
+                if not nodes:
+                    return
                 started = time.monotonic()
-                pending = self._row()[self._num_cached :]
-                hidden = self.assistant.forward(pending, self._cache, num_hidden=1)
-                self._num_cached += len(pending)
-                token, distribution = self._proposer.draft(hidden, [self._row()])
-                self._path += token
-                self._path_hidden += list(hidden)
-                distributions += distribution
-                self._num_steps += 1
-                self._pace.drafted((time.monotonic() - started) * 1e3)
-        return distributions
+                self._run(nodes)
 
-    def _just_in_time_length(self) -> int:
-        if self.config.num_assistant_tokens != "auto":
-            return self.config.max_draft_tokens
-        if self._pace.ms_per_token is None or self._pace.token_ms is None:
-            return min(4, self.config.max_draft_tokens)
-        acceptance = self._acceptance(self.config.max_draft_tokens)
-        return worthwhile_draft_length(acceptance, self._pace.token_ms, self._pace.ms_per_token)
+    def _next_just_in_time(self) -> list[Node]:
+        ready = [node for node in self._frontier if not node.is_run and self._may_run(node) and self._has_room_at(node)]
+        ready.sort(key=lambda node: -node.chance)
+        if not ready:
+            return []
+        depth = max(node.num_drafted for node in ready if node.parent is not None and node.parent.is_run)
+        rates = self._pace.rates(self._acceptance(1)[0])
+        is_fixed = self.config.num_assistant_tokens != "auto"
+        if is_fixed or rates is None or not self.assistant.takes_trees:
+            deepest = next(n for n in ready if n.num_drafted == depth and n.parent is not None and n.parent.is_run)
+            limit = self.config.max_draft_tokens if is_fixed else FIRST_LENGTH
+            return [deepest] if depth < limit else []
+        return ready[: best_step([node.chance for node in ready[:MAX_STEP_TOKENS]], rates, 0.0)]
 
-    # Bookkeeping
+    def _read_row(self) -> None:
+        """Runs the tokens of the row that the cache lacks, up to the root."""
+        pending = self._tokens[self._num_cached :]
+        self._root.hidden = self.assistant.forward(pending, self._cache, num_hidden=1)[0]
+        self._num_cached += len(pending)
+        self._num_steps += 1
 
-    def _row(self) -> list[int]:
-        return self._tokens + self._path
+    # What is sent
 
-    def _has_room(self, num_tokens: int) -> bool:
-        """Whether the assistant's positions reach far enough for the row and `num_tokens` more."""
-        limit = self.assistant.max_length
-        has_room = limit is None or len(self._tokens) + len(self._path) + num_tokens <= limit
-        if not has_room:
-            logger.warning_once(
-                f"The assistant reads at most {limit} tokens (`max_position_embeddings`); from there on the target "
-                "goes on alone. An assistant with a longer context would keep the speed."
+    def _send(self) -> None:
+        """Chooses the speculation: the likeliest draft tokens after the root."""
+        limit = self._max_tree_tokens
+        rates = self._pace.rates(self._acceptance(1)[0])
+        if limit:
+            self._sent = likeliest_first(
+                self._root,
+                lambda node, count: (
+                    not count
+                    or (
+                        count < limit
+                        and (is_worth_verifying(node.chance, rates) if rates else node.chance > MIN_UNMEASURED_CHANCE)
+                    )
+                ),
             )
-        return has_room and bool(self._tokens)
+        else:
+            # A drawn token must be sent, whatever it is.
+            self._sent = likeliest_first(self._root, lambda node, count: True)
+        for node in self._sent:
+            node.is_sent = True
+        for node in (self._root, *self._sent):
+            for child in node.children:
+                if not child.is_sent:
+                    become_bonus(child)
+        self._pace.sent(len(self._sent))
 
-    def _vocabulary(self, request: DraftRequest) -> DraftVocabulary | None:
-        key = (request.vocab_size, request.config.draft_vocab_size)
-        if key not in self._vocabularies:
-            self._vocabularies[key] = make_vocabulary(self.assistant, request)
-        return self._vocabularies[key]
+    def _keep(self, path: Sequence[Node], root: Node | None) -> None:
+        """Makes `path` part of the row; keeps of the cache what is still right.
 
-    def _speculation(self, distributions: Sequence[DraftDistribution | None], miss: Miss | None) -> Speculation:
-        drawn = [distribution for distribution in distributions if distribution is not None]
-        speculation = Speculation.chain(
-            tuple(self._path),
+        Args:
+            path: What follows the old root.
+            root: The new root, the last of `path`, where its branch is kept. Otherwise the last token of the row is
+                the new root, and nothing is known after it.
+        """
+        run = [node for node in path if node.slot is not None]
+        kept = [] if root is None else sorted((n for n in root.descendants() if n.slot is not None), key=_slot)
+        keep_branch(self._cache, self._num_cached, [_slot(node) for node in (*run, *kept)])
+        self._num_cached += len(run)
+        for i, node in enumerate(kept):
+            node.slot = self._num_cached + i
+        if root is None:
+            root = Node(self._tokens[-1], None, len(self._tokens) - 1)
+        make_root(root)
+        self._root = root
+
+    def _speculation(self, miss: Miss | None) -> Speculation:
+        index = {id(node): i for i, node in enumerate(self._sent)}
+        drawn = [node.distribution for node in self._sent if node.distribution is not None]
+        speculation = Speculation(
+            tokens=tuple(node.token for node in self._sent),
+            parents=tuple(index.get(id(node.parent), -1) for node in self._sent),
             draft_probs=torch.stack([each.to_dense(self._vocab_size) for each in drawn]) if drawn else None,
-            origin=Origin.CACHE if miss is None else Origin.JUST_IN_TIME if self._path else Origin.NONE,
+            origin=Origin.CACHE if miss is None else Origin.JUST_IN_TIME if self._sent else Origin.NONE,
             miss=miss,
             draft_ms=self._draft_ns / 1e6,
             num_draft_steps=self._num_steps,
@@ -300,6 +399,33 @@ class DraftEngine:
         self._spans = []
         return speculation
 
+    # Bookkeeping
+
+    def _prefixes(self, nodes: Sequence[Node]) -> list[list[int]]:
+        if not self._proposer.reads_prefixes:
+            return [[] for _ in nodes]
+        return [[*self._tokens, *(each.token for each in node.path())] for node in nodes]
+
+    def _has_room(self, num_tokens: int) -> bool:
+        """Whether the assistant's positions reach far enough for the row and `num_tokens` more."""
+        limit = self.assistant.max_length
+        has_room = limit is None or len(self._tokens) + num_tokens <= limit
+        if not has_room:
+            logger.warning_once(
+                f"The assistant reads at most {limit} tokens (`max_position_embeddings`); from there on the target "
+                "goes on alone. An assistant with a longer context would keep the speed."
+            )
+        return has_room and bool(self._tokens)
+
+    def _has_room_at(self, node: Node) -> bool:
+        return self.assistant.max_length is None or node.position < self.assistant.max_length
+
+    def _vocabulary(self, request: DraftRequest) -> DraftVocabulary | None:
+        key = (request.vocab_size, request.config.draft_vocab_size)
+        if key not in self._vocabularies:
+            self._vocabularies[key] = make_vocabulary(self.assistant, request)
+        return self._vocabularies[key]
+
     @contextmanager
     def _span(self, name: str, **args: int) -> Iterator[None]:
         start = time.monotonic_ns()
@@ -307,7 +433,10 @@ class DraftEngine:
         end = time.monotonic_ns()
         if name != "look up":
             self._draft_ns += end - start
-        if name == "draft step":
-            self._num_steps += 1
         if self.config.trace:
             self._spans.append(Span(name, start, end, tuple(args.items())))
+
+
+def _slot(node: Node) -> int:
+    assert node.slot is not None
+    return node.slot

@@ -1,73 +1,66 @@
-"""How fast both sides have been lately, and how often the cache hit."""
+"""How fast both sides have been lately."""
 
 from __future__ import annotations
 
 import time
 
-from ..types import Outcome
+from ..planning import LinearFit, Rates
+
+# Believed at first: that one more token costs a few hundredths of the first one, as where reading the weights is what
+# takes the time.
+SLOPE = 0.03
 
 
 class Pace:
-    """Running means that drafting is planned by. Times are in milliseconds, `None` until measured.
+    """Running means and lines that drafting is planned by. Times are in milliseconds.
 
     Attributes:
-        verify_ms: A verification.
-        step_ms: A step that deepens all branches.
-        token_ms: A draft token drafted alone.
-        ms_per_token: The run, per emitted token.
-        hit_rate: Share of outcomes that the speculation cache held.
+        verify: Time of a verification over the number of tokens, the bonus token included.
+        step: Time of a draft step over the number of tokens that it runs.
     """
 
     def __init__(self) -> None:
-        self.verify_ms: float | None = None
-        self.step_ms: float | None = None
-        self.token_ms: float | None = None
-        self.hit_rate = 0.5
+        self.verify = LinearFit(SLOPE)
+        self.step = LinearFit(SLOPE)
         self._round_ms: float | None = None
         self._round_tokens = 1.0
         self._sent_at = 0.0
+        self._num_sent = 0
         self._resolved_at: float | None = None
 
     def started(self) -> None:
         """A row begins: its prompt is being read."""
         self._resolved_at = None
-        self._sent_at = time.monotonic()
+        self.sent(0)
 
-    def sent(self) -> None:
+    def sent(self, num_draft_tokens: int) -> None:
         """A speculation goes out now: its verification begins."""
         self._sent_at = time.monotonic()
+        self._num_sent = num_draft_tokens
 
-    def resolved(self, outcome: Outcome, verify_ms: float | None) -> None:
+    def resolved(self, num_emitted: int, verify_ms: float | None) -> None:
         """An outcome is known. Without a time it is that of a prefill, which no round is like."""
         now = time.monotonic()
         if verify_ms is not None:
-            self.verify_ms = _running_mean(self.verify_ms, verify_ms)
-        if verify_ms is not None and self._resolved_at is not None:
-            self._round_tokens = _running_mean(
-                None if self._round_ms is None else self._round_tokens, outcome.num_accepted + 1
-            )
-            self._round_ms = _running_mean(self._round_ms, (now - self._resolved_at) * 1e3)
+            self.verify.update(self._num_sent + 1, verify_ms)
+            if self._resolved_at is not None:
+                is_first = self._round_ms is None
+                self._round_tokens = _running_mean(None if is_first else self._round_tokens, num_emitted)
+                self._round_ms = _running_mean(self._round_ms, (now - self._resolved_at) * 1e3)
         self._resolved_at = now
 
-    @property
-    def ms_per_token(self) -> float | None:
-        return None if self._round_ms is None else self._round_ms / self._round_tokens
-
-    def stepped(self, step_ms: float) -> None:
-        self.step_ms = _running_mean(self.step_ms, step_ms)
-
-    def drafted(self, token_ms: float) -> None:
-        self.token_ms = _running_mean(self.token_ms, token_ms)
-
-    def looked_up(self, is_hit: bool) -> None:
-        self.hit_rate = _running_mean(self.hit_rate, is_hit, 0.1)
-
-    def overrun_ms(self) -> float | None:
-        """How long after the outcome is due a step that starts now would end."""
-        if self.verify_ms is None or self.step_ms is None:
+    def rates(self, acceptance: float) -> Rates | None:
+        """What is known for planning; `None` until all of it has been measured."""
+        if self._round_ms is None or self.step.line is None or self.verify.line is None:
             return None
-        return (time.monotonic() - self._sent_at) * 1e3 + self.step_ms - self.verify_ms
+        return Rates(self._round_ms / self._round_tokens, self.step.line, self.verify.line, acceptance)
+
+    def time_left_ms(self) -> float:
+        """Time until the outcome is due, by what verifications of this size have taken."""
+        expected = self.verify(self._num_sent + 1)
+        assert expected is not None
+        return expected - (time.monotonic() - self._sent_at) * 1e3
 
 
-def _running_mean(mean: float | None, value: float, weight: float = 0.25) -> float:
+def _running_mean(mean: float | None, value: float, weight: float = 0.1) -> float:
     return value if mean is None else mean + weight * (value - mean)

@@ -15,8 +15,6 @@ from .draft_vocab import MAX_CONTEXT_TOKENS, DraftVocabulary, frequent_tokens, r
 
 logger = logging.get_logger(__name__)
 
-NUM_LIKELY_TOKENS = 16  # of each full projection that join the draft vocabulary
-
 
 @dataclass(frozen=True)
 class DraftDistribution:
@@ -30,6 +28,15 @@ class DraftDistribution:
         if self.token_ids is None:
             return self.probs
         return self.probs.new_zeros(vocab_size).index_copy_(0, self.token_ids, self.probs)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token that may come next, the assistant's probability of it, and what it was drawn from, if it was drawn."""
+
+    token: int
+    probability: float
+    distribution: DraftDistribution | None = None
 
 
 class Proposer:
@@ -60,56 +67,81 @@ class Proposer:
         tokens = torch.cat([recent, self._likely])
         self._vocabulary.activate(tokens[tokens < limit])
 
+    @property
+    def reads_prefixes(self) -> bool:
+        """Whether any of the processors looks at the tokens before; if not, prefixes may be left empty."""
+        return bool(self.processors) and not looks_only_at_scores(self.processors)
+
     def rank_bonus_tokens(
         self,
         hidden: torch.Tensor,
         prefixes: Sequence[Sequence[int]],
-        excluded: Sequence[int | None],
-        counts: Sequence[int],
+        excluded: Sequence[Sequence[int]],
+        count: int,
         *,
         use_full_vocabulary: bool = True,
-    ) -> list[list[int]]:
-        """The likeliest bonus tokens at some positions.
+    ) -> list[list[Candidate]]:
+        """The likeliest bonus tokens at some places.
 
         Args:
-            hidden: Hidden states of shape `(num_positions, hidden_size)`.
-            prefixes: For each position the tokens before the bonus token.
-            excluded: For each position the draft token after it, if any. It cannot be the bonus token there: that is
-                what follows when it is rejected.
-            counts: For each position how many candidates to return, at most.
+            hidden: Hidden states of shape `(num_places, hidden_size)`.
+            prefixes: For each place the tokens before the bonus token.
+            excluded: For each place the draft tokens after it. They cannot be the bonus token there: that is what
+                follows when they are rejected.
+            count: How many candidates to return for each place, at most.
             use_full_vocabulary: Whether to look at all tokens; otherwise only at the draft vocabulary, if there is one.
+
+        Returns:
+            For each place the candidates in falling order of probability, given that none of the excluded follows.
         """
         token_ids, scores = (
             (None, self._full_scores(hidden, prefixes)) if use_full_vocabulary else self._draft_scores(hidden, prefixes)
         )
-        for row, token in enumerate(excluded):
-            if token is not None:
+        for row, tokens in enumerate(excluded):
+            for token in tokens:
                 scores[row, token if token_ids is None else token_ids == token] = float("-inf")
-        values, choices = scores.topk(min(max(*counts, NUM_LIKELY_TOKENS), scores.shape[1]), dim=1)
-        tokens = choices if token_ids is None else token_ids[choices]
-        self._likely = tokens.flatten()
-        possible = (values > float("-inf")).sum(dim=1).tolist()
-        return [row[: min(*limits)] for row, *limits in zip(tokens.tolist(), counts, possible, strict=True)]
+        ranked = self._likeliest(scores, token_ids, count)
+        self._likely = torch.tensor([c.token for row in ranked for c in row], device=self.assistant.device).long()
+        return ranked
 
-    def draft(
-        self, hidden: torch.Tensor, prefixes: Sequence[Sequence[int]]
-    ) -> tuple[list[int], list[DraftDistribution | None]]:
-        """The next draft token for each row, drawn or the likeliest, and what it was drawn from."""
+    def draft(self, hidden: torch.Tensor, prefixes: Sequence[Sequence[int]], width: int = 1) -> list[list[Candidate]]:
+        """The next draft tokens for each row: one that is drawn, or the `width` likeliest.
+
+        Args:
+            hidden: Hidden states of shape `(num_rows, hidden_size)`.
+            prefixes: For each row the tokens before.
+            width: How many to return under greedy decoding.
+        """
         token_ids, scores = self._draft_scores(hidden, prefixes)
         has_choice = torch.isfinite(scores).any(dim=1)
         if token_ids is not None and not bool(has_choice.all()):
             # Processors left nothing of the draft vocabulary: look at all tokens.
             token_ids, scores = None, self._full_scores(hidden, prefixes)
             has_choice = torch.isfinite(scores).any(dim=1)
-        if not self.do_sample:
-            choices = scores.argmax(dim=1)
-            return self._to_tokens(choices, token_ids), [None] * len(choices)
-        probs = scores.softmax(dim=1)
         if not bool(has_choice.all()):
             # Nothing may follow here; any fixed token is as good, and a point mass is what it is drawn from.
-            probs[~has_choice] = torch.nn.functional.one_hot(torch.tensor(0), probs.shape[1]).to(probs)
+            scores[~has_choice, 0] = 0.0
+        if not self.do_sample:
+            return self._likeliest(scores, token_ids, width)
+        probs = scores.softmax(dim=1)
         choices = draw(probs, self._generator)
-        return self._to_tokens(choices, token_ids), [DraftDistribution(token_ids, row) for row in probs]
+        chances = probs.gather(1, choices[:, None]).squeeze(1).tolist()
+        tokens = (choices if token_ids is None else token_ids[choices]).tolist()
+        return [
+            [Candidate(token, chance, DraftDistribution(token_ids, row))]
+            for token, chance, row in zip(tokens, chances, probs, strict=True)
+        ]
+
+    @staticmethod
+    def _likeliest(scores: torch.Tensor, token_ids: torch.Tensor | None, count: int) -> list[list[Candidate]]:
+        values, choices = scores.topk(min(count, scores.shape[1]), dim=1)
+        probs = (values - scores.logsumexp(dim=1, keepdim=True)).exp().tolist()
+        tokens = (choices if token_ids is None else token_ids[choices]).tolist()
+        possible = (values > float("-inf")).sum(dim=1).tolist()
+        return [
+            [Candidate(token, prob) for token, prob in zip(row[:n], row_probs, strict=False)]
+            for row, row_probs, n in zip(tokens, probs, possible, strict=True)
+        ]
 
     def _full_scores(self, hidden: torch.Tensor, prefixes: Sequence[Sequence[int]]) -> torch.Tensor:
         return self._process(prefixes, self._fit(self.assistant.logits(hidden)))
@@ -130,7 +162,7 @@ class Proposer:
 
     def _process(self, prefixes: Sequence[Sequence[int]], logits: torch.Tensor) -> torch.Tensor:
         rows: list[torch.Tensor] = []
-        if self.processors and not looks_only_at_scores(self.processors):
+        if self.reads_prefixes:
             device = logits.device
             rows = [torch.tensor([*self._padding, *prefix], dtype=torch.long, device=device) for prefix in prefixes]
         while self.processors:
@@ -160,11 +192,6 @@ class Proposer:
             return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
         return logits[:, : self.vocab_size]
 
-    @staticmethod
-    def _to_tokens(choices: torch.Tensor, token_ids: torch.Tensor | None) -> list[int]:
-        tokens: list[int] = (choices if token_ids is None else token_ids[choices]).tolist()
-        return tokens
-
 
 def make_vocabulary(assistant: AssistantModel, request: DraftRequest) -> DraftVocabulary | None:
     """The draft vocabulary that the settings ask for, or `None` where all tokens are used."""
@@ -172,4 +199,5 @@ def make_vocabulary(assistant: AssistantModel, request: DraftRequest) -> DraftVo
     size = resolve_size(request.config.draft_vocab_size, limit)
     if size is None or assistant.head is None:
         return None
-    return DraftVocabulary(assistant.head, frequent_tokens(assistant.model.name_or_path, size, limit))
+    static = frequent_tokens(assistant.model.name_or_path, size, limit)
+    return DraftVocabulary(assistant.head, static, in_int8=assistant.is_quantized)

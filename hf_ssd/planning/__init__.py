@@ -1,6 +1,19 @@
 """What to prepare, decided from what was measured. No models, no processes."""
 
 from .acceptance import AcceptanceEstimate
+from .calibration import Calibration, Event
 from .fan_out import plan_fan_out
+from .linear_fit import LinearFit
+from .planner import Rates, best_step, is_worth_verifying, step_width
 
-__all__ = ["AcceptanceEstimate", "plan_fan_out"]
+__all__ = [
+    "AcceptanceEstimate",
+    "Calibration",
+    "Event",
+    "LinearFit",
+    "Rates",
+    "best_step",
+    "is_worth_verifying",
+    "plan_fan_out",
+    "step_width",
+]

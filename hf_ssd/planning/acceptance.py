@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ..types import Outcome
-
 
 class AcceptanceEstimate:
     """Estimates, for each draft position, the chance to be accepted when all before it were.
@@ -25,14 +23,14 @@ class AcceptanceEstimate:
         self._num_reached: list[float] = []
         self._num_accepted: list[float] = []
 
-    def update(self, num_draft_tokens: int, outcome: Outcome) -> None:
-        """Takes in the outcome of a speculation of `num_draft_tokens` tokens."""
-        num_new = max(num_draft_tokens - len(self._num_reached), 0)
+    def update(self, num_reached: int, num_accepted: int) -> None:
+        """Takes in a round in which `num_reached` positions were tested and all but at most the last accepted."""
+        num_new = max(num_reached - len(self._num_reached), 0)
         self._num_reached = [self.memory * count for count in self._num_reached] + [0.0] * num_new
         self._num_accepted = [self.memory * count for count in self._num_accepted] + [0.0] * num_new
-        for position in range(min(outcome.num_accepted + 1, num_draft_tokens)):
+        for position in range(num_reached):
             self._num_reached[position] += 1
-            self._num_accepted[position] += position < outcome.num_accepted
+            self._num_accepted[position] += position < num_accepted
 
     def __call__(self, num_draft_tokens: int) -> tuple[float, ...]:
         """The estimates for the first `num_draft_tokens` positions, each strictly between 0 and 1."""

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..drafting import AssistantModel, DraftEngine
+from ..drafting import DraftEngine, make_assistant
 from ..protocol import DraftRequest, SpeculatorError
 from ..sampling import Processor
 from ..types import Outcome, Speculation
@@ -24,11 +24,13 @@ class InlineSpeculator:
 
     Args:
         model: The assistant.
+        quantization: As `assistant_quantization` in [`SSDConfig`]; `"auto"` leaves the assistant as it is.
     """
 
     threads: int | None = None
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, quantization: str | None = None) -> None:
+        self._quantization = quantization
         self.device = str(model.device)
         self._model = model
         self._engine: DraftEngine | None = None
@@ -40,7 +42,8 @@ class InlineSpeculator:
     def _start(self, request: DraftRequest) -> None:
         if self._engine is None:
             with torch.inference_mode():
-                self._engine = DraftEngine(AssistantModel(self._model), overlaps=False)
+                quantization = None if self._quantization == "auto" else self._quantization
+                self._engine = DraftEngine(make_assistant(self._model, quantization), overlaps=False)
         self._engine.start(request)
 
     def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> None:

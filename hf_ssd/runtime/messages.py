@@ -24,10 +24,11 @@ logger = logging.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Load:
-    """Caller: here is the assistant; put it on `device`."""
+    """Caller: here is the assistant; put it on `device`, and expect calls that want it in this `quantization`."""
 
     parcel: ModelParcel
     device: str
+    quantization: str | None
     log_level: int
 
 

@@ -43,7 +43,7 @@ def start_worker(assistant: PreTrainedModel, target: PreTrainedModel, config: SS
                 return worker
             with worker.lock:
                 worker.close()
-        worker = AssistantWorker(str(place_assistant(assistant, target, wanted)))
+        worker = AssistantWorker(str(place_assistant(assistant, target, wanted)), config.assistant_quantization)
         worker.start(assistant)
         _WORKERS[assistant] = worker
         worker.finalizer = weakref.finalize(assistant, worker.close)
@@ -87,7 +87,7 @@ def speculator_for(
             f'`assistant_device` must be "auto" where the assistant drafts in the caller\'s thread, but got '
             f'"{config.assistant_device}". Move the assistant there, or use `backend="process"`.'
         )
-    yield InlineSpeculator(assistant)
+    yield InlineSpeculator(assistant, config.assistant_quantization)
 
 
 def _acquire(

@@ -61,10 +61,12 @@ class AssistantWorker:
 
     Args:
         device: Device that the worker puts its assistant on.
+        quantization: What the first call will ask for, made while the worker starts.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, quantization: str | None = None) -> None:
         self.device = device
+        self._quantization = quantization
         self.lock = threading.Lock()
         self.user: int | None = None  # the thread whose call it serves
         self._process: subprocess.Popen[bytes] | None = None
@@ -90,7 +92,7 @@ class AssistantWorker:
         except Exception as error:  # pickling runs any code
             raise AssistantLoadError(f"the assistant cannot be sent to another process: {error!r}") from error
         self._identities = weight_identities(model)
-        self._load = messages.Load(parcel, self.device, logging.get_verbosity())
+        self._load = messages.Load(parcel, self.device, self._quantization, logging.get_verbosity())
         ours, theirs = socket.socketpair()
         setup = {
             "connection": theirs.fileno(),
@@ -165,7 +167,9 @@ class AssistantWorker:
         return self._process.pid if self._process is not None else None
 
     def holds(self, model: PreTrainedModel) -> bool:
-        """Whether the worker's weights are still the model's. Changes in place do not count: both see them."""
+        """Whether the worker's weights are still the model's. Changes in place do not count: both see them, but for a
+        copy in 8 bits, which drafts with the old ones.
+        """
         return weight_identities(model) == self._identities
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..drafting import AssistantModel, DraftEngine
+from ..drafting import DraftEngine, make_assistant
 from ..protocol import DraftRequest
 from . import messages
 from .arena import Arena, open_model
@@ -38,9 +38,9 @@ def main(setup: dict[str, Any]) -> None:
     try:
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
-        engine = _load(connection, Arena(setup["arena"], setup["arena_bytes"]))
-        if engine is not None:
-            Server(connection, engine).run()
+        server = _load(connection, Arena(setup["arena"], setup["arena_bytes"]))
+        if server is not None:
+            server.run()
     except (EOFError, ConnectionError):
         pass  # the caller is done with us
     # Not through interpreter shutdown: a thread of some library might hold it up.
@@ -54,7 +54,7 @@ def _leave_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def _load(connection: Connection, arena: Arena) -> DraftEngine | None:
+def _load(connection: Connection, arena: Arena) -> Server | None:
     load: messages.Load = messages.receive(connection)
     logging.set_verbosity(load.log_level)
     try:
@@ -64,13 +64,13 @@ def _load(connection: Connection, arena: Arena) -> DraftEngine | None:
         model = model.eval().to(load.device)
         if model.config._attn_implementation not in ("eager", "sdpa"):
             model.set_attn_implementation("sdpa")  # trees need masks
-        with torch.inference_mode():
-            assistant = AssistantModel(model)
+        server = Server(connection, model)
+        takes_trees = server.engine(load.quantization).assistant.takes_trees
     except Exception:
         messages.send(connection, messages.Failure(-1, traceback.format_exc()))
         return None
-    messages.send(connection, messages.Ready(assistant.takes_trees))
-    return DraftEngine(assistant)
+    messages.send(connection, messages.Ready(takes_trees))
+    return server
 
 
 class Server:
@@ -78,13 +78,21 @@ class Server:
 
     Args:
         connection: To the caller.
-        engine: Does the drafting.
+        model: The assistant.
     """
 
-    def __init__(self, connection: Connection, engine: DraftEngine) -> None:
+    def __init__(self, connection: Connection, model: PreTrainedModel) -> None:
         self._connection = connection
-        self._engine = engine
+        self._model = model
+        self._engines: dict[str | None, DraftEngine] = {}
         self._row: int | None = None
+
+    @torch.inference_mode()
+    def engine(self, quantization: str | None) -> DraftEngine:
+        """The engine that drafts with the assistant in this quantization, made when it is first asked for."""
+        if quantization not in self._engines:
+            self._engines[quantization] = DraftEngine(make_assistant(self._model, quantization))
+        return self._engines[quantization]
 
     def run(self) -> None:
         """Serves until the connection ends.
@@ -107,6 +115,7 @@ class Server:
                 self._row = None
 
     def _start(self, request: DraftRequest, processors: tuple[bytes, ...]) -> None:
+        self._engine = self.engine(request.config.assistant_quantization)
         device = self._engine.assistant.device
         request = dataclasses.replace(request, processors=messages.unpickle_processors(processors, device))
         self._engine.start(request)

@@ -1,0 +1,65 @@
+"""Calibration: how often the target does what the assistant holds likely."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from enum import Enum
+from itertools import pairwise
+
+
+class Event(Enum):
+    """What the assistant's probability of a token may have to predict. Each has its own law."""
+
+    ACCEPTED = "accepted"  # the token was drafted, and the target accepts it
+    REPLACED = "replaced"  # what was drafted there is rejected, and this is the bonus token
+    APPENDED = "appended"  # nothing was drafted there, and this is the bonus token
+    COPIED = "copied"  # the token followed earlier in the text, and the target accepts it; by the strength of the match
+
+
+# Finer where it matters: near certainty a small step in probability is a large one in the tokens that follow.
+EDGES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
+
+
+class Calibration:
+    """Turns the assistant's probability of a token into the chance that the target agrees.
+
+    Probabilities fall into bins. Each bin holds the mean of a Beta distribution that starts at the assistant's own word
+    and follows what was seen; old observations fade, since text changes. Between bins it interpolates, so that a
+    likelier token always counts more within a bin too.
+
+    Args:
+        expected: Acceptance believed at the start. What the assistant says of the tokens that it drafts is drawn
+            towards it.
+        weight: How many observations the start is worth.
+        memory: What share of its weight an observation of a bin keeps when the next one comes.
+    """
+
+    def __init__(self, expected: float = 0.7, weight: float = 8.0, memory: float = 0.998) -> None:
+        self.weight = weight
+        self.memory = memory
+        bounds = (0.0, *EDGES, 1.0)
+        self._centers = [(low + high) / 2 for low, high in pairwise(bounds)]
+        self._seen = {event: [0.0] * len(self._centers) for event in Event}
+        self._happened = {event: [0.0] * len(self._centers) for event in Event}
+        self._prior = {event: list(self._centers) for event in Event}
+        # Drafted tokens are the likeliest of all, which an unlikely token hardly ever is.
+        self._prior[Event.ACCEPTED] = [center + center * (expected - center) / 2 for center in self._centers]
+
+    def update(self, event: Event, probability: float, happened: bool) -> None:
+        """Takes in whether the target agreed on a token that the assistant gave `probability`."""
+        bin_ = bisect_right(EDGES, probability)
+        self._seen[event][bin_] = self.memory * self._seen[event][bin_] + 1
+        self._happened[event][bin_] = self.memory * self._happened[event][bin_] + happened
+
+    def __call__(self, event: Event, probability: float) -> float:
+        """The chance of `event` for a token that the assistant gives `probability`."""
+        bin_ = bisect_right(EDGES, probability)
+        prior = self._prior[event][bin_]
+        rate = (self._happened[event][bin_] + self.weight * prior) / (self._seen[event][bin_] + self.weight)
+        # Within a bin in proportion: the assistant's order is kept.
+        return min(rate * (0.5 + 0.5 * probability / self._centers[bin_]), 1.0)
+
+    def chances(self, event: Event, probabilities: Sequence[float]) -> list[float]:
+        """The chance of `event` for each of several tokens."""
+        return [self(event, probability) for probability in probabilities]
