@@ -95,6 +95,7 @@ def test_hits_are_counted_by_the_outcome_before_them() -> None:
     assert (profile.tokens_at_miss, profile.depth_at_miss, profile.wait_at_miss_ms) == (2, 2, 2 * TOKEN_MS)
     assert (profile.depth_at_hit, profile.wait_at_hit_ms, profile.steps_at_hit) == (2, 1, 3)
     assert profile.acceptance == pytest.approx((3 / 5, 2 / 3, 1.0))
+    assert profile.num_tested == (5, 3, 1)
 
 
 def test_the_prefill_of_the_assistant_is_no_step() -> None:

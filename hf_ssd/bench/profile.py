@@ -26,6 +26,7 @@ class Profile:
         verify_single_ms: Measured time of rounds that verified a single token.
         overhead_ms: Time of a round that is neither verification nor waiting: emitting tokens, bookkeeping.
         acceptance: For each draft position, how often it was accepted when all before it were.
+        num_tested: How many draft tokens that is measured on, for each position.
         hit_rate: Share of outcomes that the speculation cache was prepared for.
         hit_rate_rejected: The same for outcomes in which a draft token was rejected.
         hit_rate_accepted: The same for outcomes in which all draft tokens were accepted.
@@ -51,6 +52,7 @@ class Profile:
     verify_single_ms: float | None
     overhead_ms: float
     acceptance: tuple[float, ...]
+    num_tested: tuple[int, ...]
     hit_rate: float | None
     hit_rate_rejected: float | None
     hit_rate_accepted: float | None
@@ -70,7 +72,7 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain values, ready for JSON."""
-        return {**asdict(self), "acceptance": list(self.acceptance)}
+        return {**asdict(self), "acceptance": list(self.acceptance), "num_tested": list(self.num_tested)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Profile:
@@ -85,7 +87,7 @@ class Profile:
                 f"A profile must have the fields {sorted(known)}, but {sorted(known - set(values))} are missing and "
                 f"{sorted(set(values) - known)} are unknown. Measure again with this version of hf_ssd."
             )
-        return cls(**{**values, "acceptance": tuple(values["acceptance"])})
+        return cls(**{**values, "acceptance": tuple(values["acceptance"]), "num_tested": tuple(values["num_tested"])})
 
 
 def profile_of(stats: Sequence[SSDStats]) -> Profile | None:
@@ -109,6 +111,7 @@ def profile_of(stats: Sequence[SSDStats]) -> Profile | None:
     misses = [r for r in rounds if r.origin is Origin.JUST_IN_TIME]
     base_ms, token_ms = _fit_line([(r.num_draft_tokens + 1, r.verify_ms) for r in rounds])
     step_ms = _step_ms(later)
+    acceptance = acceptance_by_position(rounds)
     decode_ms = sum(_decode_ms(call) for call in calls)
     decoded = sum(call.num_tokens - 1 for call in calls)
     return Profile(
@@ -122,7 +125,8 @@ def profile_of(stats: Sequence[SSDStats]) -> Profile | None:
         verify_token_ms=token_ms,
         verify_single_ms=_mean(r.verify_ms for r in rounds if not r.num_draft_tokens),
         overhead_ms=max(decode_ms - sum(r.verify_ms + r.wait_ms for r in rounds), 0.0) / len(rounds),
-        acceptance=acceptance_by_position(rounds),
+        acceptance=acceptance,
+        num_tested=tuple(sum(_num_tested(r) > position for r in rounds) for position in range(len(acceptance))),
         hit_rate=_hit_rate(mode, rounds),
         hit_rate_rejected=_hit_rate(mode, _after(calls, all_accepted=False)),
         hit_rate_accepted=_hit_rate(mode, _after(calls, all_accepted=True)),
@@ -140,6 +144,11 @@ def profile_of(stats: Sequence[SSDStats]) -> Profile | None:
 
 def _decode_ms(call: SSDStats) -> float:
     return 0.0 if call.first_token_s is None else (call.end_s - call.first_token_s) * 1e3
+
+
+def _num_tested(round_: RoundStats) -> int:
+    """Positions at which a draft token was tested: those accepted, and the first that was not."""
+    return min(round_.num_accepted + 1, round_.num_draft_tokens)
 
 
 def _hit_rate(mode: str, rounds: Sequence[RoundStats]) -> float | None:

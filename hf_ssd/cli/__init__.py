@@ -6,6 +6,7 @@ import typer
 
 from .bench import bench
 from .compare import compare
+from .predict import predict
 
 app = typer.Typer(
     name="hf-ssd",
@@ -16,6 +17,7 @@ app = typer.Typer(
 )
 app.command()(compare)
 app.command()(bench)
+app.command()(predict)
 
 
 @app.command()
