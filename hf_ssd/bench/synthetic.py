@@ -17,7 +17,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LlamaM
 from ..compat import CACHE_KEY
 
 GAIN = 40.0  # logits by which the oracle's token leads; random weights spread by about one
-SECOND_GAIN = 20.0
+SECOND_GAIN = 28.0
 FREQUENT_SHARE = 8  # the oracle's tokens are among the lowest ids, as frequent tokens are, and so in a draft vocabulary
 _ERRS, _KNOWS, _WRONG = 1, 2, 3  # which question a hash answers
 
@@ -40,7 +40,7 @@ SHAPES = {
     "3b": Shape(3072, 8192, 28, 24, 8, tie_word_embeddings=True),  # Llama 3.2 3B
     "1b": Shape(2048, 8192, 16, 32, 8, tie_word_embeddings=True),  # Llama 3.2 1B
     "tiny-target": Shape(256, 512, 8, 4, 2, vocab_size=512),
-    "tiny": Shape(64, 128, 2, 4, 2, vocab_size=512),
+    "tiny": Shape(128, 256, 2, 4, 2, vocab_size=512),
 }
 
 

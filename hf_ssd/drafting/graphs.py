@@ -288,6 +288,7 @@ def _spare_generator(device: torch.device) -> Iterator[None]:
 
 def make_fast_assistant(model: PreTrainedModel, quantization: str | None) -> AssistantModel:
     """The assistant as it runs fastest on its device; the arguments are those of [`make_assistant`]."""
-    if model.device.type == "cuda" and quantization != "int8":
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) == 1 and model.device.type == "cuda" and quantization != "int8":
         return GraphedAssistant(model)
     return make_assistant(model, quantization)
