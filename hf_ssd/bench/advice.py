@@ -13,7 +13,7 @@ from .prediction import Prediction, predict_ar, predict_sd, predict_ssd
 MARGIN = 1.03
 
 # Longer speculations than `"auto"` allows, which a fast assistant can fill.
-LONG_SPECULATIONS = (12, 16)
+LONG_SPECULATIONS = (24, 32)
 
 _Choice = TypeVar("_Choice")
 
@@ -88,7 +88,7 @@ def advise(
     if mode == "ar":
         return Advice(settings, modes[mode], (_reason(modes, modes[mode]), *_about_devices(modes, mode, devices)))
     if mode == "ssd":
-        settings["cache_budget"] = budget
+        settings["cache_budget"] = "auto"
     lengths = {"auto" if conditions.draft_length is None else conditions.draft_length: modes[mode]}
     lengths |= {number: predict[mode](conditions.with_draft_tokens(number)) for number in LONG_SPECULATIONS}
     length = _simplest(lengths)
@@ -124,7 +124,8 @@ def _reason(modes: Mapping[str, Prediction], best: Prediction) -> str:
     return (
         f"SSD is {_ratio(best, ar)} times AR and {_ratio(best, sd)} times SD. In an SD round the target waits for "
         f"{sd.wait_ms:.1f} of {sd.round_ms:.1f} ms, in an SSD round for {best.wait_ms:.1f} of {best.round_ms:.1f} ms: "
-        f"{best.hit_rate:.0%} of the outcomes are prepared for, {best.steps} tokens deep."
+        f"{best.hit_rate:.0%} of the outcomes are prepared for, {best.steps} tokens deep. About {best.budget} outcomes "
+        'pay here; cache_budget="auto" finds them round by round.'
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafting import make_assistant
-from ..drafting.int8 import pays, quantize_linears
+from ..drafting.int8 import may_pay, quantize_linears
 from ..metrics import SSDStats
 from ..pairs import Pair
 from ..runtime import placement
@@ -181,7 +181,7 @@ class Benchmark:
 
 def runs_int8(quantization: str | None, assistant: PreTrainedModel) -> bool:
     """Whether the SSD arm drafts with 8-bit weights: then transformers' assisted generation is to have them too."""
-    return quantization == "int8" or (quantization == "auto" and pays(assistant))
+    return quantization == "int8" or (quantization == "auto" and may_pay(assistant))
 
 
 def int8_copy(model: PreTrainedModel) -> PreTrainedModel:

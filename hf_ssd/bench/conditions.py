@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 
 from ..config import SSDConfig
 from ..planning import plan_fan_out
-from ..theory import chain_bound, hit_rate, outcome_probabilities, power_law_exponent
+from ..theory import chain_bound, hit_rate, miss_rate, outcome_probabilities, power_law_exponent
 from .profile import Profile
+
+# What stands for `cache_budget="auto"`, where the run itself decides how many outcomes it prepares.
+NOMINAL_BUDGET = 8
 
 # How many observations the pair's overall acceptance is worth where a position was tested seldom.
 WEIGHT_OF_OVERALL = 4.0
@@ -124,8 +127,9 @@ class Conditions:
         )
 
     def _fan_out(self, num_draft_tokens: int, budget: int) -> tuple[int, ...]:
-        config = SSDConfig(cache_budget=budget, power_law_exponent=self.fan_out_exponent)
-        return plan_fan_out(config, self.acceptance[:num_draft_tokens])
+        stop_chances = outcome_probabilities(self.acceptance[:num_draft_tokens])
+        by_rank = [miss_rate(n, self.fan_out_exponent) - miss_rate(n + 1, self.fan_out_exponent) for n in range(budget)]
+        return plan_fan_out(SSDConfig(), budget, stop_chances, [by_rank] * len(stop_chances))
 
     def changed(self, changes: Changes) -> Conditions:
         """The same pair under other circumstances. All times of a side change in the same ratio."""
@@ -182,14 +186,15 @@ def conditions_of(config: SSDConfig, profiles: Sequence[Profile]) -> Conditions:
     # Without a miss no token was drafted alone, without a hit no step is told from it: then one stands for the other.
     token_ms = next((p.token_ms for p in profiles if p.token_ms is not None), main.step_ms or 0.0)
     step_ms = token_ms if main.step_ms is None else main.step_ms
+    budget = NOMINAL_BUDGET if config.cache_budget == "auto" else config.cache_budget
     conditions = Conditions(
         verify_base_ms=main.verify_base_ms,
         verify_token_ms=main.verify_token_ms,
         overhead_ms=main.overhead_ms,
         token_ms=token_ms,
         step_ms=step_ms,
-        branch_ms=max(step_ms - token_ms, 0.0) / max(config.cache_budget - 1, 1),
-        budget=config.cache_budget,
+        branch_ms=max(step_ms - token_ms, 0.0) / max(budget - 1, 1),
+        budget=budget,
         acceptance=pooled_acceptance(profiles, config.max_draft_tokens),
         exponent_rejected=config.power_law_exponent,
         exponent_accepted=config.power_law_exponent,
@@ -244,7 +249,7 @@ def assumed_conditions(assumed: Changes) -> Conditions:
             "three."
         )
     token_ms, branch_ms = assumed.target_ms * TOKEN_SHARE, assumed.assistant_ms * TOKEN_SHARE
-    budget = SSDConfig.cache_budget
+    budget = NOMINAL_BUDGET
     conditions = Conditions(
         verify_base_ms=assumed.target_ms - token_ms,
         verify_token_ms=token_ms,

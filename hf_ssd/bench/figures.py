@@ -140,23 +140,25 @@ def _figures(
 ) -> dict[str, ArmFigures]:
     """The figures of every arm on some of the prompts."""
     calls = {arm: {at: call for at, call in group.items() if at[1] in prompts} for arm, group in calls.items()}
-    repeats = {repeat for group in calls.values() for repeat, _ in group}
-    resampling = Resampling(len(prompts), len(repeats))
-    speeds = {arm.name: _end_to_end(group, resampling) for arm, group in calls.items()}
-    decode = {arm.name: _decoding(group, resampling) for arm, group in calls.items()}
+    results = {arm.name: summarise_arm(arm, group, {}) for arm, group in calls.items()}
     peers = [arm.name for arm in calls if arm.method is not Method.OURS]
+    resampling = Resampling(len(prompts), len({repeat for group in calls.values() for repeat, _ in group}))
+    speeds = {name: result.tokens_per_s for name, result in results.items()}
+    decode_speeds = {name: r.decode_tokens_per_s for name, r in results.items() if r.decode_tokens_per_s}
+    drawn = {arm.name: _end_to_end(group, resampling) for arm, group in calls.items()}
+    decode_drawn = {arm.name: _decoding(group, resampling) for arm, group in calls.items()}
     figures = {}
     for arm, group in calls.items():
-        result = summarise_arm(arm, group, {})
+        name, result = arm.name, results[arm.name]
         stats = [call.stats for call in group.values() if call.stats is not None]
-        own = None if differences is None else [d for d in differences.get(arm.name, ()) if d.prompt in prompts]
-        decoding = result.decode_tokens_per_s
-        figures[arm.name] = ArmFigures(
-            tokens_per_s=resampling.estimate(result.tokens_per_s, speeds[arm.name]),
-            decode_tokens_per_s=None if decoding is None else resampling.estimate(decoding, decode[arm.name]),
+        own = None if differences is None else [d for d in differences.get(name, ()) if d.prompt in prompts]
+        decoding = decode_speeds.get(name)
+        figures[name] = ArmFigures(
+            tokens_per_s=resampling.estimate(speeds[name], drawn[name]),
+            decode_tokens_per_s=None if decoding is None else resampling.estimate(decoding, decode_drawn[name]),
             ttft_ms=result.ttft_ms,
-            ratios={},
-            decode_ratios={},
+            ratios=_ratios(name, peers, speeds, drawn, resampling),
+            decode_ratios=_ratios(name, peers, decode_speeds, decode_drawn, resampling),
             tokens_per_round=result.tokens_per_round,
             rounds=summarise_rounds(stats) if stats else None,
             identical_to_ar=None if own is None else (len(prompts) - len(own), len(prompts)),
@@ -166,31 +168,18 @@ def _figures(
             degraded=result.degraded,
             profile=result.profile,
         )
+    return figures
+
+
+def _ratios(
+    name: str, peers: Sequence[str], speeds: Mapping[str, float], drawn: Mapping[str, Array], resampling: Resampling
+) -> dict[str, Estimate]:
+    """An arm's speed over that of each peer. The draws are of the same prompts and repeats for all of them."""
     return {
-        name: replace(
-            each,
-            ratios={peer: _ratio(figures, "tokens_per_s", name, peer, speeds, resampling) for peer in peers},
-            decode_ratios={
-                peer: _ratio(figures, "decode_tokens_per_s", name, peer, decode, resampling)
-                for peer in peers
-                if each.decode_tokens_per_s and figures[peer].decode_tokens_per_s
-            },
-        )
-        for name, each in figures.items()
+        peer: resampling.estimate(speeds[name] / speeds[peer], drawn[name] / drawn[peer])
+        for peer in peers
+        if name in speeds and peer in speeds
     }
-
-
-def _ratio(
-    figures: Mapping[str, ArmFigures],
-    field: str,
-    name: str,
-    peer: str,
-    drawn: Mapping[str, Array],
-    resampling: Resampling,
-) -> Estimate:
-    """The ratio of two arms' speeds; the draws are of the same prompts and repeats for both."""
-    value = getattr(figures[name], field).value / getattr(figures[peer], field).value
-    return resampling.estimate(value, drawn[name] / drawn[peer])
 
 
 def _end_to_end(calls: Calls, resampling: Resampling) -> Array:

@@ -151,7 +151,7 @@ def forecast(conditions: Conditions, settings: ForecastSettings) -> Forecast:
         devices=settings.devices,
         vocab_size=settings.vocab_size,
     )
-    budget = advice.settings.get("cache_budget", conditions.budget)
+    budget = advice.prediction.budget
     depth = predict_ssd(conditions, budget=budget).steps or 1
     bound = None
     if settings.entropy is not None and settings.entropy_second_moment is not None:

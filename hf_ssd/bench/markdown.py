@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from .figures import ALL, ArmFigures, BenchResult, Measurement
 from .replay import PER_INSTANCE, FanOutFigures
-from .settings import AR, AR_ALL_CORES, HF_ASSISTED, HF_ASSISTED_ALL_CORES
+from .settings import AR, AR_ALL_CORES, HF_ASSISTED, HF_ASSISTED_ALL_CORES, SSD
 from .statistics import Estimate
 from .titles import name_temperature, title_of
 
@@ -97,8 +97,8 @@ def _measurement(measurement: Measurement) -> list[str]:
     ]
     if with_rounds:
         parts += ["Rounds:", _arm_table(with_rounds.items(), ROUND_COLUMNS)]
-    if AR in arms and len(measurement.categories) > 1:
-        parts += ["Speed-up over AR on the target's cores, end to end, per category:", _category_table(measurement)]
+    if len(measurement.categories) > 1:
+        parts += _per_category(measurement)
     parts += [
         f"**{title_of(name)} went on without its assistant:** {arm.degraded}"
         for name, arm in arms.items()
@@ -112,11 +112,22 @@ def _arm_table(arms: Iterable[tuple[str, ArmFigures]], columns: Sequence[Column]
     return _table(["arm", *(heading for heading, _ in columns)], rows)
 
 
-def _category_table(measurement: Measurement) -> str:
-    names = [name for name in measurement.arms if name != AR]
+def _per_category(measurement: Measurement) -> list[str]:
+    """The speed-ups of all arms and the rounds of SSD, as far as they were measured."""
     groups = {ALL: measurement.arms, **measurement.categories}
-    rows = [[category, *(_estimate(arms[name].ratios[AR]) for name in names)] for category, arms in groups.items()]
-    return _table(["category", *map(title_of, names)], rows)
+    names = [name for name in measurement.arms if name != AR]
+    headings = ["category", *map(title_of, names)]
+    parts = []
+    if AR in measurement.arms and names:
+        whole = [[at, *(_estimate(arms[name].ratios.get(AR)) for name in names)] for at, arms in groups.items()]
+        decode = [[at, *(_estimate(arms[name].decode_ratios.get(AR)) for name in names)] for at, arms in groups.items()]
+        parts += ["Speed-up over AR on the target's cores per category, end to end:", _table(headings, whole)]
+        parts += ["The same after the first token:", _table(headings, decode)]
+    if SSD in measurement.arms:
+        columns = ROUND_COLUMNS
+        rows = [[at, *(write(arms[SSD]) for _, write in columns)] for at, arms in groups.items()]
+        parts += ["The rounds of SSD per category:", _table(["category", *(name for name, _ in columns)], rows)]
+    return parts
 
 
 def _fan_outs(figures: FanOutFigures) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,31 +84,41 @@ def plot_speedups(measurement: Measurement) -> Figure | None:
     if AR not in measurement.arms:
         return None
     names = [name for name in measurement.arms if name != AR]
-    groups: dict[str, Mapping[str, ArmFigures]] = {**measurement.categories}
+    groups = dict(measurement.categories)
     if len(groups) != 1:
         groups = {ALL: measurement.arms, **groups}
     width = max(8.0, 0.16 * len(groups) * (len(names) + 2) + 1.5)
-    figure, (axes,) = _figure(width, 4.8)
-    bar = 0.84 / max(len(names), 1)
-    for index, name in enumerate(names):
-        ratios = [group[name].ratios[AR] for group in groups.values()]
-        left = [at - 0.42 + bar * (index + 0.5) for at in range(len(groups))]
-        colour, hatch = _arm_style(name, names)
-        axes.bar(left, [ratio.value for ratio in ratios], bar, color=colour, hatch=hatch, edgecolor="white",
-                 linewidth=0.5, label=title_of(name), zorder=2)  # fmt: skip
-        _error_bars(axes, left, ratios)
-    axes.axhline(1.0, color=BLACK, linewidth=1, linestyle="--", zorder=1)
-    axes.set_xticks(range(len(groups)), [name.replace("_", " ") for name in groups])
+    figure, panels = _figure(width, 7.0, num_rows=2)
+    for axes, what in zip(panels, ("end to end", "after the first token"), strict=True):
+        for index, name in enumerate(names):
+            arms = [group[name] for group in groups.values()]
+            ratios = [arm.ratios[AR] if what == "end to end" else arm.decode_ratios.get(AR) for arm in arms]
+            _bar_group(axes, ratios, index, names)
+        axes.axhline(1.0, color=BLACK, linewidth=1, linestyle="--", zorder=1)
+        axes.set_xlim(-0.6, len(groups) - 0.4)
+        axes.set_ylabel(what)
+        axes.grid(axis="y", alpha=0.3, zorder=0)
+    panels[1].set_xticks(range(len(groups)), [name.replace("_", " ") for name in groups])
     if len(groups) > 6:
-        axes.tick_params(axis="x", rotation=30)
-        for label in axes.get_xticklabels():
+        panels[1].tick_params(axis="x", rotation=30)
+        for label in panels[1].get_xticklabels():
             label.set_horizontalalignment("right")
-    axes.set_xlim(-0.6, len(groups) - 0.4)
-    axes.set_ylabel("speed-up over AR on the target's cores")
-    axes.set_title(f"Speed-up end to end, {name_temperature(measurement.temperature)}")
-    axes.grid(axis="y", alpha=0.3, zorder=0)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=_columns(len(names), width))
+    temperature = name_temperature(measurement.temperature)
+    figure.suptitle(f"Speed-up over AR on the target's cores, {temperature} (lines: 95 % intervals)")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=_columns(len(names), width))
     return figure
+
+
+def _bar_group(axes: Axes, ratios: Sequence[Estimate | None], index: int, names: Sequence[str]) -> None:
+    """The bars of one of several arms, one for each category that it has a figure for."""
+    width = 0.84 / len(names)
+    known = [(at, ratio) for at, ratio in enumerate(ratios) if ratio is not None]
+    left = [at - 0.42 + width * (index + 0.5) for at, _ in known]
+    colour, hatch = _arm_style(names[index], names)
+    axes.bar(left, [ratio.value for _, ratio in known], width, color=colour, hatch=hatch, edgecolor="white",
+             linewidth=0.5, label=title_of(names[index]), zorder=2)  # fmt: skip
+    _error_bars(axes, left, [ratio for _, ratio in known])
 
 
 def plot_acceptance(measurements: Sequence[Measurement]) -> Figure | None:
@@ -150,7 +160,7 @@ def plot_fan_outs(fan_outs: Sequence[FanOutFigures]) -> Figure | None:
     """Lines, a panel per temperature: the share of outcomes that each fan-out would have prepared for."""
     if not fan_outs:
         return None
-    figure, panels = _figure(max(3.4 * len(fan_outs), 5.0), 4.2, len(fan_outs))
+    figure, panels = _figure(max(3.4 * len(fan_outs), 5.0), 4.2, num_columns=len(fan_outs))
     for axes, figures in zip(panels, fan_outs, strict=True):
         for index, (name, rates) in enumerate(figures.hit_rates.items()):
             # A little apart, so that the intervals can be told from each other.
@@ -219,14 +229,15 @@ def _lines(
     return figure, axes
 
 
-def _figure(width: float, height: float, num_panels: int = 1) -> tuple[Figure, Sequence[Axes]]:
-    """An empty figure, sizes in inches, with panels side by side that share their y axis."""
+def _figure(width: float, height: float, *, num_rows: int = 1, num_columns: int = 1) -> tuple[Figure, Sequence[Axes]]:
+    """An empty figure, sizes in inches, with panels below or beside each other that share their axes."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError('Plots need the package matplotlib: pip install "hf-ssd[bench]".') from None
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, list(figure.subplots(1, num_panels, sharey=True, squeeze=False)[0])
+    panels = figure.subplots(num_rows, num_columns, sharex=num_rows > 1, sharey=num_columns > 1, squeeze=False)
+    return figure, list(panels.flat)
 
 
 def _error_bars(axes: Axes, at: Sequence[float], estimates: Sequence[Estimate], colour: str = BLACK) -> None:
