@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from typing import Any
 
@@ -63,6 +64,8 @@ def tree_inputs(inputs: dict[str, Any], speculation: Speculation, dtype: torch.d
 
 
 def _gives_what_branches_give(model: PreTrainedModel) -> bool:
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return False  # `generate()` goes by that, and gives it none
     device = model.get_input_embeddings().weight.device
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     prefix, branches = [token % vocab_size for token in (1, 2, 3)], [4 % vocab_size, 5 % vocab_size]
