@@ -352,7 +352,7 @@ class TestStats:
 
     def test_hits_are_worth_something(self, target, noisy, twin, prompt_ids) -> None:
         """ssd-macos: 99 % hits and slower than AR. So hold the tokens per target forward beside the hit rate."""
-        settings = {"backend": "inline", "num_assistant_tokens": 4, "draft_tree_size": None, "cache_budget": 12}
+        settings = {"backend": "inline", "num_assistant_tokens": 4, "draft_tree_size": None, "fan_out": [3]}
         ssd(target, twin, prompt_ids, max_new_tokens=60, ssd_config=settings)
         assert target.ssd_stats.hit_rate > 0.9
         assert target.ssd_stats.tokens_per_round > 4.5  # of at most 5
