@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 Mode = Literal["ssd", "sd", "ar"]
-Backend = Literal["auto", "process", "inline"]
+Backend = Literal["auto", "process", "stream", "inline"]
 
 MODES = ("ssd", "sd", "ar")
-BACKENDS = ("auto", "process", "inline")
+BACKENDS = ("auto", "process", "stream", "inline")
 FAN_OUTS = ("per_instance", "geometric", "uniform")
 QUANTIZATIONS = ("auto", "int8", None)
 
@@ -40,13 +40,17 @@ class SSDConfig:
             `"auto"` is a quarter of a vocabulary of 32,768 or more, otherwise off; `None` is off.
         assistant_quantization: `"int8"` runs a copy of the assistant whose linear layers are in 8 bits, which reads
             half or a quarter of the memory per step; drafts differ slightly, the output does not. `"auto"` does so
-            where the assistant is large enough and has a CPU process of its own; `None` leaves it as it is.
-        backend: `"process"` runs the assistant in a process of its own, `"inline"` in the caller's thread, where
-            nothing overlaps; `"auto"` is `"process"` where the system has what it needs.
+            where the assistant is large enough and has a process or thread of its own on the CPU; `None` leaves it as
+            it is.
+        backend: `"process"` runs the assistant in a process of its own, `"stream"` in a thread of the caller's, on CUDA
+            with a stream of its own, `"inline"` in the caller's thread, where nothing overlaps. `"auto"` is
+            `"process"`, or `"stream"` where the system or the assistant does not allow that.
         assistant_device: `"auto"` takes the device with most free memory that the target does not use, and shares the
-            target's where there is none. Anything that `torch.device` takes is obeyed.
+            target's where there is none. Anything that `torch.device` takes is obeyed. Only a process moves the
+            assistant (a copy); the other backends use it where it is, and refuse another device.
         target_threads: CPU threads of the target while it is assisted. `None` is what the assistant leaves.
-        assistant_threads: CPU threads of the assistant's process. `None` is a quarter of the cores, at least one.
+        assistant_threads: CPU threads of the assistant, where it does not share the caller's. `None` is a quarter of
+            the cores, at least one.
         timeout_s: Seconds without an answer after which the assistant is given up; the call then goes on without it.
         trace: Keep time stamps of what both sides did in `ssd_stats`.
 

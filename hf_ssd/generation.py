@@ -129,7 +129,7 @@ def enable_ssd(
     """Makes plain `model.generate()` use SSD, wherever it is called from.
 
     Effects: changes the class of this instance to one that looks the same, so that `save_pretrained` and pipelines do
-    not notice. Starts the assistant's process in the background. Calling it again replaces the settings.
+    not notice. Starts the assistant's process (or thread) in the background. Calling it again replaces the settings.
 
     Args:
         model: The target.
@@ -141,7 +141,7 @@ def enable_ssd(
 
     Raises:
         UnsupportedError: If the assistant cannot draft for the model.
-        ValueError: If there is no assistant, or no such `assistant_device`.
+        ValueError: If there is no assistant, no such `assistant_device`, or the backend cannot move it there.
         InsufficientMemoryError: If the assistant does not fit there.
     """
     config = SSDConfig.of(ssd_config)
@@ -165,7 +165,7 @@ def enable_ssd(
 def disable_ssd(model: PreTrainedModel) -> PreTrainedModel:
     """Undoes `enable_ssd`. Harmless on a model that is not enabled.
 
-    The assistant's process stays for later calls; it ends with the assistant.
+    The assistant's process (or thread) stays for later calls; it ends with the assistant.
     """
     model.__dict__.pop("_ssd_attachment", None)
     model.__dict__.pop("ssd_stats", None)

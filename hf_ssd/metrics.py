@@ -22,7 +22,7 @@ class SSDStats:
         end_s: When the call ended.
         degraded: The cause, where the speculator failed and the call went on without it.
         target_threads: CPU threads that the target ran on.
-        assistant_threads: CPU threads that the assistant ran on; `None` without a process of its own.
+        assistant_threads: CPU threads that the assistant ran on; `None` where it shares the caller's.
         assistant_device: The device that the assistant ran on.
         verifier_spans: What the verifier did. Empty unless a trace was asked for.
         speculator_spans: What the speculator did. Empty unless a trace was asked for.

@@ -81,7 +81,8 @@ def load_pair(
         dtype: Type of both models' weights; `"auto"` is what their checkpoints say.
         device_map: Where the target goes, as in `from_pretrained`.
         assistant_device: Where the assistant's worker goes: `"auto"` is what `ssd_config` says, and that is by default
-            the device with most free memory that the target does not use. The copy that is returned stays on the CPU.
+            the device with most free memory that the target does not use. The assistant that is returned stays on the
+            CPU, unless the backend uses it where it is (`"stream"`, `"inline"`).
         ssd_config: Settings of the target's later calls of `generate()`.
         trust_remote_code: Whether code that comes with a model may be run.
         **target_kwargs: More arguments of the target's `from_pretrained`.
@@ -128,6 +129,8 @@ def load_pair(
         assistant_bytes, target_devices(target_model), free_memory(), config.assistant_device, current=CPU
     )
     logger.info(f"The assistant will run on {device}.")
+    if config.backend in ("stream", "inline"):
+        assistant_model.to(device)
     enable_ssd(target_model, assistant_model=assistant_model, ssd_config=replace(config, assistant_device=str(device)))
     return Pair(target_model, assistant_model, tokenizer)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import Enum
 from types import TracebackType
 from typing import Any
 
@@ -17,10 +18,33 @@ from transformers.generation.streamers import BaseStreamer
 from ..config import SSDConfig
 from ..generation import disable_ssd, enable_ssd
 from ..metrics import SSDStats
-from .settings import AR, AR_ALL_CORES, ARM_NAMES, HF_ASSISTED, HF_ASSISTED_ALL_CORES, SD, SSD
+from .settings import ALL_CORES, AR, HF_ASSISTED, HF_INT8, PROMPT_LOOKUP, SD, SSD
 
-# Draft lengths that transformers' assisted generation is tried with, beside its own defaults (None).
-HF_DRAFT_LENGTHS = (None, 3, 5)
+# Draft lengths that transformers' assisted generation is tried with, beside its own defaults.
+HF_DRAFT_LENGTHS = (3, 5)
+# What prompt lookup is tried with: transformers has no default for it.
+LOOKUP_LENGTHS = (3, 10)
+
+Inputs = Mapping[str, torch.Tensor]
+
+
+class Method(str, Enum):
+    """Whose code generates, and what drafts."""
+
+    PLAIN = "transformers generate"
+    ASSISTED = "transformers assisted generation"
+    ASSISTED_INT8 = "transformers assisted generation, assistant in int8"
+    PROMPT_LOOKUP = "transformers prompt lookup"
+    OURS = "hf_ssd"
+
+
+# The arms of transformers, on the target's threads; each also has a name that ends in `ALL_CORES`.
+PEER_METHODS = {
+    AR: Method.PLAIN,
+    HF_ASSISTED: Method.ASSISTED,
+    HF_INT8: Method.ASSISTED_INT8,
+    PROMPT_LOOKUP: Method.PROMPT_LOOKUP,
+}
 
 
 @dataclass(frozen=True)
@@ -28,27 +52,29 @@ class Arm:
     """One way to generate. Arms of the same name are variants: the fastest of them counts.
 
     Args:
-        name: One of `ARM_NAMES`.
+        name: One of the names in `settings`, or that of an SSD arm with settings of its own.
+        method: Whose code generates, and what drafts.
         target_threads: CPU threads of the process that runs the target.
         assistant_threads: CPU threads of the assistant's own process; `None` where there is none.
-        assisted: Whether an assistant drafts.
-        num_assistant_tokens: Draft length of transformers' assisted generation; `None` leaves its defaults.
+        num_assistant_tokens: Draft length of transformers' own arms; `None` leaves its defaults.
         config: Settings of SD and SSD; `None` for transformers' own arms.
     """
 
     name: str
+    method: Method
     target_threads: int
     assistant_threads: int | None = None
-    assisted: bool = False
     num_assistant_tokens: int | None = None
     config: SSDConfig | None = None
 
     @property
     def label(self) -> str:
         """Name and variant, unique within a comparison."""
-        if self.config is not None or not self.assisted:
-            return self.name
-        return f"{self.name} ({self.variant})"
+        return f"{self.name} ({self.variant})" if self.has_variants else self.name
+
+    @property
+    def has_variants(self) -> bool:
+        return self.method not in (Method.PLAIN, Method.OURS)
 
     @property
     def variant(self) -> str:
@@ -59,9 +85,8 @@ class Arm:
         """What the arm was run with, beyond the threads."""
         if self.config is not None:
             return self.config.to_dict()
-        if not self.assisted:
-            return {"method": "transformers generate"}
-        return {"method": "transformers assisted generation", "variant": self.variant}
+        variant = {"variant": self.variant} if self.has_variants else {}
+        return {"method": self.method.value, **variant}
 
 
 @dataclass(frozen=True)
@@ -94,27 +119,49 @@ class Call:
 
 
 def build_arms(
-    names: Sequence[str], ssd_config: SSDConfig, target_threads: int, assistant_threads: int, all_cores: int
+    names: Sequence[str],
+    ssd_config: SSDConfig,
+    target_threads: int,
+    assistant_threads: int,
+    all_cores: int,
+    *,
+    draft_lengths: Sequence[int] = HF_DRAFT_LENGTHS,
+    ssd_variants: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Arm, ...]:
-    """The arms of a comparison, variants included.
+    """The arms of a measurement, variants included, in the order of `names`.
 
     Args:
-        names: Some of `ARM_NAMES`.
+        names: Names from `settings`.
         ssd_config: Settings of the SSD arm; SD takes the same without pre-speculation.
         target_threads: CPU threads of the target, for every arm but those that get all cores.
         assistant_threads: CPU threads of the assistant's process in SD and SSD.
         all_cores: Number of cores of the machine.
+        draft_lengths: What assisted generation is tried with, beside its defaults.
+        ssd_variants: More SSD arms: fields of [`SSDConfig`] that differ from `ssd_config`, by the arm's name.
     """
     ssd_config = replace(ssd_config, target_threads=target_threads, assistant_threads=assistant_threads)
-    arms: dict[str, list[Arm]] = {
-        AR: [Arm(AR, target_threads)],
-        AR_ALL_CORES: [Arm(AR_ALL_CORES, all_cores)],
-        SD: [Arm(SD, target_threads, assistant_threads, True, config=replace(ssd_config, mode="sd"))],
-        SSD: [Arm(SSD, target_threads, assistant_threads, True, config=replace(ssd_config, mode="ssd"))],
+    configs = {
+        SD: replace(ssd_config, mode="sd"),
+        SSD: replace(ssd_config, mode="ssd"),
+        **{name: replace(ssd_config, **values) for name, values in (ssd_variants or {}).items()},
     }
-    for name, threads in ((HF_ASSISTED, target_threads), (HF_ASSISTED_ALL_CORES, all_cores)):
-        arms[name] = [Arm(name, threads, assisted=True, num_assistant_tokens=k) for k in HF_DRAFT_LENGTHS]
-    return tuple(arm for name in ARM_NAMES if name in names for arm in arms[name])
+    lengths: dict[Method, Sequence[int | None]] = {
+        Method.PLAIN: (None,),
+        Method.ASSISTED: (None, *draft_lengths),
+        Method.ASSISTED_INT8: (None, *draft_lengths),
+        Method.PROMPT_LOOKUP: LOOKUP_LENGTHS,
+    }
+    arms = []
+    for name in (*names, *(ssd_variants or ())):
+        if name in configs:
+            config = configs[name]
+            threads = config.target_threads or target_threads
+            arms.append(Arm(name, Method.OURS, threads, config.assistant_threads, config=config))
+        else:
+            method = PEER_METHODS[name.removesuffix(ALL_CORES)]
+            threads = all_cores if name.endswith(ALL_CORES) else target_threads
+            arms += [Arm(name, method, threads, num_assistant_tokens=length) for length in lengths[method]]
+    return tuple(arms)
 
 
 class Runner:
@@ -124,11 +171,19 @@ class Runner:
         target: The model whose output is wanted.
         assistant: The model that drafts.
         generation_kwargs: Arguments of generate() that all arms share.
+        int8_assistant: The assistant with its weights in int8, for the arms of that method.
     """
 
-    def __init__(self, target: PreTrainedModel, assistant: PreTrainedModel, generation_kwargs: Mapping[str, Any]):
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        assistant: PreTrainedModel,
+        generation_kwargs: Mapping[str, Any],
+        int8_assistant: PreTrainedModel | None = None,
+    ):
         self.target = target
         self.assistant = assistant
+        self.int8_assistant = int8_assistant
         self.generation_kwargs = dict(generation_kwargs)
         # A second model object over the same weights, which never becomes an SSD model: transformers' own arms run
         # transformers' own code and nothing else, without switching SSD off and on between calls.
@@ -149,18 +204,24 @@ class Runner:
         Args:
             arm: How.
             inputs: Tokenized prompt, one row.
-            max_new_tokens: Most tokens to generate; EOS ends a text earlier, as it does for a user.
+            max_new_tokens: Most tokens to generate; EOS ends a text earlier unless `generation_kwargs` say otherwise.
             seed: Seed of the draws, set before the clock starts.
         """
         probe = FirstTokenProbe()
         kwargs = {**self.generation_kwargs, **inputs, "max_new_tokens": max_new_tokens, "streamer": probe}
         torch.manual_seed(seed)
-        if arm.config is None:
-            with torch_threads(arm.target_threads), draft_length(self.assistant, arm.num_assistant_tokens):
-                assistant = {"assistant_model": self.assistant} if arm.assisted else {}
-                return _timed(self.plain_target, probe, {**kwargs, **assistant})
-        call = _timed(self.target, probe, {**kwargs, "ssd_config": arm.config})
-        return replace(call, stats=self.target.ssd_stats)
+        if arm.method is Method.OURS:
+            call = _timed(self.target, probe, {**kwargs, "ssd_config": arm.config})
+            return replace(call, stats=self.target.ssd_stats)
+        assistant = self.int8_assistant if arm.method is Method.ASSISTED_INT8 else self.assistant
+        assert assistant is not None
+        drafting: dict[Method, dict[str, Any]] = {
+            Method.ASSISTED: {"assistant_model": assistant},
+            Method.ASSISTED_INT8: {"assistant_model": assistant},
+            Method.PROMPT_LOOKUP: {"prompt_lookup_num_tokens": arm.num_assistant_tokens},
+        }
+        with torch_threads(arm.target_threads), draft_length(assistant, arm.num_assistant_tokens):
+            return _timed(self.plain_target, probe, {**kwargs, **drafting.get(arm.method, {})})
 
     def top_two_gap(self, token_ids: Sequence[int], threads: int) -> float:
         """Gap between the target's two highest logits after `token_ids`, before any logits processor."""

@@ -8,25 +8,23 @@ An arm's speed is all tokens of a repeat over all its time, and the median over 
 
 from __future__ import annotations
 
-import os
-import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-import transformers
-from transformers import PreTrainedTokenizerBase
 
 from .. import pairs
 from ..generation import disable_ssd
+from ..metrics import SSDStats
 from ..runtime import placement
 from ..trace import Overlap, measure_overlap, write_chrome_trace
-from .arms import Arm, Call, Runner, build_arms
-from .prompts import Prompt
+from .arms import Arm, Call, Inputs, Runner, build_arms
+from .encoding import encode
+from .environment import environment
 from .results import (
     ArmResult,
+    Calls,
     Comparison,
     Difference,
     compare_arms,
@@ -36,24 +34,12 @@ from .results import (
     summarise_prompts,
     tokens_per_s,
 )
-from .settings import AR, SSD, CompareSettings
-
-Progress = Callable[[str, int, int], None]
-
-WARM_UP_TOKENS = 8
+from .schedule import Progress, run_schedule
+from .settings import AR, ARM_NAMES, SSD, CompareSettings, RunSettings
 
 
-@dataclass(frozen=True)
-class Step:
-    """One call of the schedule. `repeat` is `None` for a warm-up."""
-
-    arm: Arm
-    prompt: int
-    repeat: int | None = None
-
-
-def load(settings: CompareSettings) -> tuple[pairs.Pair, dict[str, str]]:
-    """Loads the models of a comparison, and says what they are called.
+def load(settings: RunSettings) -> tuple[pairs.Pair, dict[str, str]]:
+    """Loads the models of a measurement, and says what they are called.
 
     Raises:
         OSError: If a name or folder is not found.
@@ -66,21 +52,6 @@ def load(settings: CompareSettings) -> tuple[pairs.Pair, dict[str, str]]:
     pair = pairs.load_pair(settings.target, settings.assistant, dtype=dtype)
     disable_ssd(pair.target)  # transformers' own arms come from the model as transformers made it
     return pair, {"target": settings.target, "assistant": settings.assistant}
-
-
-def schedule(arms: Sequence[Arm], num_prompts: int, repeats: int) -> tuple[Step, ...]:
-    """All calls in order: a warm-up of every arm, then prompt by prompt every arm in turn.
-
-    The turns start with another arm each time and run backwards every second time: no arm always follows the same one.
-    """
-    steps = [Step(arm, 0) for arm in arms]
-    for repeat in range(repeats):
-        for prompt in range(num_prompts):
-            turn = repeat * num_prompts + prompt
-            direction = -1 if turn % 2 else 1
-            order = [arms[(turn + direction * i) % len(arms)] for i in range(len(arms))]
-            steps += [Step(arm, prompt, repeat) for arm in order]
-    return tuple(steps)
 
 
 def compare(settings: CompareSettings, progress: Progress | None = None) -> Comparison:
@@ -99,24 +70,35 @@ def compare(settings: CompareSettings, progress: Progress | None = None) -> Comp
     """
     report = progress or (lambda what, done, total: None)
     report("reading the models", 0, 0)
-    pair, names = load(settings)
+    pair, pair_names = load(settings)
     config, cores = settings.ssd_config, placement.available_cores()
     target_threads, assistant_threads = placement.split_threads(config.target_threads, config.assistant_threads, cores)
-    arms = build_arms(settings.arms, config, target_threads, assistant_threads, cores)
+    names = [name for name in ARM_NAMES if name in settings.arms]
+    arms = build_arms(names, config, target_threads, assistant_threads, cores)
     inputs = [encode(pair.tokenizer, prompt) for prompt in settings.prompts]
-    with Runner(pair.target, pair.assistant, generation_kwargs(pair, settings)) as runner:
-        calls = _run_all(runner, arms, inputs, settings, report)
+    with Runner(pair.target, pair.assistant, generation_kwargs(pair, settings.sampling)) as runner:
+        calls = run_schedule(
+            runner,
+            arms,
+            inputs,
+            repeats=settings.repeats,
+            max_new_tokens=settings.max_new_tokens,
+            seed=settings.seed,
+            report=report,
+        )
         num_calls = sum(len(group) for group in calls.values()) + len(arms)
         report("comparing the texts", num_calls, num_calls)
         results = _summarise(runner, calls, inputs, settings, target_threads)
-        overlap = None
+        overlap: Overlap | None = None
         if settings.trace_path is not None:
             ssd = next(arm for arm in arms if arm.name == SSD)
-            overlap = _trace(runner, ssd, inputs[0], settings, settings.trace_path)
+            stats = trace(runner, ssd, inputs[0], settings)
+            write_chrome_trace(stats, settings.trace_path)
+            overlap = measure_overlap(stats)
     best = fastest_variants(calls)
     lengths = [tokens["input_ids"].shape[1] for tokens in inputs]
     return Comparison(
-        pair=names,
+        pair=pair_names,
         dtype=settings.dtype,
         generation={"max_new_tokens": settings.max_new_tokens, "repeats": settings.repeats, **settings.sampling},
         environment=environment(),
@@ -126,66 +108,18 @@ def compare(settings: CompareSettings, progress: Progress | None = None) -> Comp
     )
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> dict[str, torch.Tensor]:
-    """Token ids and mask of a prompt, in the tokenizer's chat template where it has one."""
-    if tokenizer.chat_template:
-        messages = [{"role": "user", "content": prompt.text}]
-        tokens = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-    else:
-        tokens = tokenizer(prompt.text, return_tensors="pt")
-    return {"input_ids": tokens["input_ids"], "attention_mask": tokens["attention_mask"]}
-
-
-def generation_kwargs(pair: pairs.Pair, settings: CompareSettings) -> dict[str, Any]:
+def generation_kwargs(pair: pairs.Pair, sampling: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of generate() that all arms share."""
-    kwargs = settings.sampling
+    kwargs = dict(sampling)
     if pair.target.generation_config.pad_token_id is None and pair.tokenizer.eos_token_id is not None:
         kwargs["pad_token_id"] = pair.tokenizer.eos_token_id  # what transformers would choose, without its warning
     return kwargs
 
 
-def environment() -> dict[str, Any]:
-    """Hardware and versions that the figures depend on."""
-    return {
-        "processor": _processor_name(),
-        "num_cpus": os.cpu_count(),
-        "available_cores": placement.available_cores(),
-        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def _run_all(
-    runner: Runner,
-    arms: Sequence[Arm],
-    inputs: Sequence[dict[str, torch.Tensor]],
-    settings: CompareSettings,
-    report: Progress,
-) -> dict[Arm, dict[tuple[int, int], Call]]:
-    calls: dict[Arm, dict[tuple[int, int], Call]] = {arm: {} for arm in arms}
-    steps = schedule(arms, len(inputs), settings.repeats)
-    for done, step in enumerate(steps):
-        if step.repeat is None:
-            report(f"warming up {step.arm.label}", done, len(steps))
-            runner.run(step.arm, inputs[step.prompt], min(WARM_UP_TOKENS, settings.max_new_tokens), settings.seed)
-            continue
-        report(f"{step.arm.label}, prompt {step.prompt + 1} of {len(inputs)}", done, len(steps))
-        # The same seed for every arm, another one for every text.
-        seed = settings.seed + step.repeat * len(inputs) + step.prompt
-        call = runner.run(step.arm, inputs[step.prompt], settings.max_new_tokens, seed)
-        calls[step.arm][step.repeat, step.prompt] = call
-    return calls
-
-
 def _summarise(
     runner: Runner,
     calls: dict[Arm, dict[tuple[int, int], Call]],
-    inputs: Sequence[dict[str, torch.Tensor]],
+    inputs: Sequence[Inputs],
     settings: CompareSettings,
     threads: int,
 ) -> dict[str, ArmResult]:
@@ -196,41 +130,28 @@ def _summarise(
         variants = {other.variant: tokens_per_s(calls[other]) for other in calls if other.name == name}
         results[name] = summarise_arm(arm, calls[arm], variants)
         if reference is not None:
-            differences = find_differences(calls[arm], reference)
-            results[name] = replace(
-                results[name],
-                identical_to_ar=(len(inputs) - len(differences), len(inputs)),
-                first_differences=tuple(
-                    _with_gap(runner, difference, inputs, reference[0, difference.prompt], threads)
-                    for difference in differences
-                ),
-            )
+            differences = measure_differences(runner, calls[arm], reference, inputs, threads)
+            identical = (len(inputs) - len(differences), len(inputs))
+            results[name] = replace(results[name], identical_to_ar=identical, first_differences=differences)
     return compare_arms(results)
 
 
-def _with_gap(
-    runner: Runner, difference: Difference, inputs: Sequence[dict[str, torch.Tensor]], reference: Call, threads: int
-) -> Difference:
-    prompt_ids = inputs[difference.prompt]["input_ids"][0].tolist()
-    common = [*prompt_ids, *reference.tokens[: difference.position]]
-    return replace(difference, logit_gap=runner.top_two_gap(common, threads))
+def measure_differences(
+    runner: Runner, calls: Calls, reference: Calls, inputs: Sequence[Inputs], threads: int
+) -> tuple[Difference, ...]:
+    """[`find_differences`] with the gap between the target's two highest logits at each of them."""
+    differences = []
+    for difference in find_differences(calls, reference):
+        prompt_ids = inputs[difference.prompt]["input_ids"][0].tolist()
+        common = [*prompt_ids, *reference[0, difference.prompt].tokens[: difference.position]]
+        differences.append(replace(difference, logit_gap=runner.top_two_gap(common, threads)))
+    return tuple(differences)
 
 
-def _trace(
-    runner: Runner, arm: Arm, inputs: dict[str, torch.Tensor], settings: CompareSettings, path: str | Path
-) -> Overlap:
+def trace(runner: Runner, arm: Arm, inputs: Inputs, settings: RunSettings) -> SSDStats:
+    """Statistics of one more call of an SSD arm that keeps the time line of both sides."""
     assert arm.config is not None
     traced = replace(arm, config=replace(arm.config, trace=True))
     stats = runner.run(traced, inputs, settings.max_new_tokens, settings.seed).stats
     assert stats is not None
-    write_chrome_trace(stats, path)
-    return measure_overlap(stats)
-
-
-def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+    return stats

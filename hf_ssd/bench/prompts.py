@@ -13,12 +13,17 @@ class Prompt:
     """One request.
 
     Args:
-        kind: One of `KINDS`, or `"own"` for a text that the user gave.
+        kind: One of `KINDS`, the category that a suite names, or `"own"` for a text that the user gave.
         text: What the user asks, without a chat template.
+        question: What follows a text that is cut to length.
+        num_tokens: Cut `text` so that the whole prompt, `question` and chat template included, has this many tokens;
+            `None` takes all of it, and no question.
     """
 
     kind: str
     text: str
+    question: str = ""
+    num_tokens: int | None = None
 
 
 def select_prompts(kinds: Sequence[str] = KINDS, num_prompts: int | None = None) -> tuple[Prompt, ...]:

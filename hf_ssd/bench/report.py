@@ -12,16 +12,9 @@ from rich.table import Table
 
 from ..trace import Overlap
 from .results import ArmResult, Comparison
-from .settings import AR, AR_ALL_CORES, HF_ASSISTED, HF_ASSISTED_ALL_CORES, SD, SSD
+from .settings import AR, AR_ALL_CORES, HF_ASSISTED_ALL_CORES, SSD
+from .titles import title_of
 
-TITLES = {
-    AR: "AR",
-    AR_ALL_CORES: "AR, all cores",
-    HF_ASSISTED: "HF assisted",
-    HF_ASSISTED_ALL_CORES: "HF assisted, all cores",
-    SD: "SD",
-    SSD: "SSD",
-}
 LEGEND = (
     "AR: transformers' generate(). HF: the same with assistant_model=, at its fastest setting. SD, SSD: hf_ssd. "
     "Threads: target + assistant. x AR, x HF: against these on the target's threads. First: the first token."
@@ -130,7 +123,7 @@ def explain_identity(comparison: Comparison) -> list[str]:
     compared = {name: arm for name, arm in comparison.arms.items() if name not in peers and arm.identical_to_ar}
     if not compared:
         return []
-    counts = ", ".join(f"{TITLES[name]} {_identical(arm)}" for name, arm in compared.items())
+    counts = ", ".join(f"{title_of(name)} {_identical(arm)}" for name, arm in compared.items())
     sentences = [f"Texts identical to AR's: {counts}."]
     gaps = [d.logit_gap for arm in compared.values() for d in arm.first_differences if d.logit_gap is not None]
     if not gaps:
@@ -172,7 +165,7 @@ def _table(comparison: Comparison, width: int) -> Table:
 
 def _explain_trouble(comparison: Comparison) -> list[str]:
     return [
-        f"[red]{TITLES[name]} went on without its assistant: {arm.degraded}[/red]"
+        f"[red]{title_of(name)} went on without its assistant: {arm.degraded}[/red]"
         for name, arm in comparison.arms.items()
         if arm.degraded
     ]
@@ -195,7 +188,7 @@ def _conditions(comparison: Comparison) -> str:
 def _title(name: str, arm: ArmResult) -> str:
     variant = (arm.settings or {}).get("variant")
     all_cores = ", all cores" if name in (AR_ALL_CORES, HF_ASSISTED_ALL_CORES) else ""
-    return f"HF {variant}{all_cores}" if variant else TITLES[name]
+    return f"HF {variant}{all_cores}" if variant else title_of(name)
 
 
 def _threads(arm: ArmResult) -> str:

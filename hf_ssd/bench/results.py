@@ -10,6 +10,7 @@ from typing import Any
 from ..metrics import SSDStats
 from ..trace import Overlap
 from .arms import Arm, Call
+from .profile import Profile, profile_of
 from .prompts import Prompt
 from .settings import AR, AR_ALL_CORES, HF_ASSISTED, HF_ASSISTED_ALL_CORES
 
@@ -63,6 +64,7 @@ class ArmResult:
         threads: CPU threads of the target, of the assistant, and of both together.
         settings: What the arm was run with.
         degraded: Why the arm went on without its assistant, where it did.
+        profile: What `hf-ssd predict` reads.
     """
 
     tokens_per_s: float
@@ -84,6 +86,7 @@ class ArmResult:
     threads: Mapping[str, int | None] | None = None
     settings: Mapping[str, Any] | None = None
     degraded: str | None = None
+    profile: Profile | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,9 @@ def _with_rounds(result: ArmResult, arm: Arm, calls: Calls) -> ArmResult:
     """Adds what the rounds of all calls together tell."""
     stats = [call.stats for call in calls.values() if call.stats is not None]
     ran_on = next(((s.target_threads, s.assistant_threads) for s in stats if s.target_threads is not None), None)
-    pooled = SSDStats(mode=arm.name, rounds=tuple(round_ for s in stats for round_ in s.rounds))
+    pooled = SSDStats(
+        mode=arm.config.mode if arm.config else arm.name, rounds=tuple(round_ for s in stats for round_ in s.rounds)
+    )
     return replace(
         result,
         tokens_per_round=pooled.tokens_per_round,
@@ -213,6 +218,7 @@ def _with_rounds(result: ArmResult, arm: Arm, calls: Calls) -> ArmResult:
         draft_ms=pooled.draft_ms,
         threads=_threads(*ran_on) if ran_on else result.threads,
         degraded=next((s.degraded for s in stats if s.degraded), None),
+        profile=profile_of(stats),
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from .bench import bench
 from .compare import compare
+from .predict import predict
 
 app = typer.Typer(
     name="hf-ssd",
@@ -14,6 +16,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(compare)
+app.command()(bench)
+app.command()(predict)
 
 
 @app.command()

@@ -6,12 +6,18 @@ little from what the assistant would draft otherwise; verification takes them fo
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import torch
 from torch import nn
-from torch.backends import quantized
+from torch.backends import mkldnn
 
 MIN_AUTO_WEIGHTS = 5_000_000  # below, a step is not spent on reading weights
-ENGINE = "onednn"
+MIN_SPEED_UP = 1.1  # of a step, for what 8 bits cost in acceptance
+MAX_SLOW_DOWN = 10.0  # of a small layer, whose weights are in the processor's cache anyway
+TRIAL_TOKENS = 4
+LEVELS, ZERO_POINT = 127, 128  # inputs are unsigned bytes around the zero point: what processors multiply fastest
 
 
 class Int8Linear(nn.Module):
@@ -25,17 +31,33 @@ class Int8Linear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         weight = linear.weight.detach().float()
-        scales = (weight.abs().amax(dim=1) / 127).clamp(min=1e-12).double()
-        rows = torch.quantize_per_channel(weight, scales, torch.zeros_like(scales, dtype=torch.long), 0, torch.qint8)
-        self._packed = torch.ops.quantized.linear_prepack(rows, None)
+        self._scales = (weight.abs().amax(dim=1) / LEVELS).clamp(min=1e-12)
+        rows = (weight / self._scales[:, None]).round().to(torch.int8)
+        self._packed = torch.ops.onednn.qlinear_prepack(rows, None)
+        self._zero_points = torch.zeros(self.out_features, dtype=torch.long)
         self._bias = None if linear.bias is None else linear.bias.detach().float()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """As `nn.Linear`: from `(..., in_features)` to `(..., out_features)`, in the dtype of the inputs."""
         rows = inputs.float().reshape(-1, self.in_features)
-        # The kernel has one scale for all tokens, and a single outlier among them would blur all others.
+        # Per token: a single outlier among them must not blur all others.
         scales = rows.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
-        outputs = torch.ops.quantized.linear_dynamic(rows / scales, self._packed, False) * scales
+        bytes_ = (rows * (LEVELS / scales)).round_().add_(ZERO_POINT).to(torch.uint8)
+        outputs = torch.ops.onednn.qlinear_pointwise(
+            bytes_,
+            1.0 / LEVELS,
+            ZERO_POINT,
+            self._packed,
+            self._scales,
+            self._zero_points,
+            None,  # the bias comes after the tokens' scales
+            1.0,
+            0,
+            torch.float32,
+            "none",
+            [],
+            "",
+        ).mul_(scales)
         if self._bias is not None:
             outputs += self._bias
         return outputs.to(inputs.dtype).view(*inputs.shape[:-1], self.out_features)
@@ -43,14 +65,34 @@ class Int8Linear(nn.Module):
 
 def is_supported() -> bool:
     """Whether this build of torch has the kernels."""
-    return ENGINE in quantized.supported_engines
+    return mkldnn.is_available() and hasattr(torch.ops.onednn, "qlinear_pointwise")
 
 
-def pays(model: nn.Module) -> bool:
-    """Whether 8 bits make a draft step faster: a model on the CPU that is large enough."""
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    is_on_cpu = all(module.weight.device.type == "cpu" for module in linears)
-    return is_supported() and is_on_cpu and sum(module.weight.numel() for module in linears) >= MIN_AUTO_WEIGHTS
+def may_pay(model: nn.Module) -> bool:
+    """Whether 8 bits are worth a try: a large enough model on the CPU, on a processor that has the instructions.
+
+    Without them the kernels are a thousand times slower, which one layer tells.
+    """
+    linears = [module for module in model.modules() if type(module) is nn.Linear]
+    if not linears or not is_supported() or any(module.weight.device.type != "cpu" for module in linears):
+        return False
+    if sum(module.weight.numel() for module in linears) < MIN_AUTO_WEIGHTS:
+        return False
+    layer = min(linears, key=lambda module: module.weight.numel())
+    inputs = torch.ones(TRIAL_TOKENS, layer.in_features, dtype=layer.weight.dtype)
+    with torch.inference_mode():
+        int8 = Int8Linear(layer)
+        return best_time(lambda: int8(inputs)) < MAX_SLOW_DOWN * best_time(lambda: layer(inputs))
+
+
+def best_time(action: Callable[[], object], repeats: int = 4) -> float:
+    """The shortest time in seconds that `action` takes, of some repeats."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def quantize_linears(model: nn.Module) -> None:
@@ -63,10 +105,8 @@ def quantize_linears(model: nn.Module) -> None:
     """
     if not is_supported():
         raise ValueError(
-            f'`assistant_quantization` must be None or "auto" here, but got "int8": this build of torch has no '
-            f"{ENGINE} engine."
+            '`assistant_quantization` must be None or "auto" here, but got "int8": this build of torch has no oneDNN.'
         )
-    quantized.engine = ENGINE
     replaced: dict[int, Int8Linear] = {}
     for module in list(model.modules()):
         for name, child in list(module._modules.items()):  # `named_children` names a shared layer only once

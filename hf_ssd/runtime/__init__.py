@@ -1,1 +1,1 @@
-"""Where the assistant runs: in the caller's thread, or in a process of its own."""
+"""Where the assistant runs: in a process of its own, in a thread of its own, or in the caller's thread."""

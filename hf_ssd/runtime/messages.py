@@ -41,12 +41,20 @@ class Ready:
 
 @dataclass(frozen=True)
 class Start:
-    """Caller: begin a row. Its processors travel apart, each as its own pickle."""
+    """Caller: begin a row. Processors that go to another process travel apart, each as its own pickle."""
 
     row: int
     request: DraftRequest
-    processors: tuple[bytes, ...]
     num_threads: int
+    processors: tuple[bytes, ...] = ()
+    is_awaited: bool = False
+
+
+@dataclass(frozen=True)
+class Started:
+    """Worker: everything is in place for the row, and the prompt is read next. Sent if it is awaited."""
+
+    row: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,10 @@ class Resolve:
 
 @dataclass(frozen=True)
 class Answer:
-    """Worker: the speculation for the row's latest outcome. `draft_probs` is a NumPy array in it, if anything."""
+    """Worker: the speculation for the row's latest outcome.
+
+    Between processes `draft_probs` is a NumPy array in it, if anything.
+    """
 
     row: int
     speculation: Speculation
@@ -127,13 +138,18 @@ def unpickle_processors(pickles: Sequence[bytes], device: torch.device) -> list[
     for data in pickles:
         try:
             processor = pickle.loads(data)
-            for name, value in list(getattr(processor, "__dict__", {}).items()):
-                if isinstance(value, torch.Tensor):
-                    setattr(processor, name, value.to(device))
+            move_processor(processor, device)
             processors.append(processor)
         except Exception as error:  # its class may live in the caller's script
             logger.info(f"A logits processor is not known to the assistant's process: {error!r}")
     return processors
+
+
+def move_processor(processor: Processor, device: torch.device) -> None:
+    """Moves the tensors that a processor holds to `device`, in place."""
+    for name, value in list(getattr(processor, "__dict__", {}).items()):
+        if isinstance(value, torch.Tensor):
+            setattr(processor, name, value.to(device))
 
 
 class _ModelFreePickler(pickle.Pickler):

@@ -12,8 +12,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
@@ -25,8 +23,7 @@ from ..protocol import DraftRequest, SpeculatorError
 from ..types import Outcome, Speculation
 from . import messages
 from .arena import share_model, weight_identities
-
-logger = logging.get_logger(__name__)
+from .speculator import Worker, warn_unless_ahead
 
 # A fresh interpreter that imports torch and transformers on a busy machine.
 START_TIMEOUT_S = 180.0
@@ -56,7 +53,7 @@ def is_supported() -> bool:
     return os.name == "posix" and bool(sys.executable)
 
 
-class AssistantWorker:
+class AssistantWorker(Worker):
     """A process that holds one assistant. Kept for later calls; at most one call uses it at a time.
 
     Args:
@@ -65,10 +62,8 @@ class AssistantWorker:
     """
 
     def __init__(self, device: str, quantization: str | None = None) -> None:
-        self.device = device
+        super().__init__(device)
         self._quantization = quantization
-        self.lock = threading.Lock()
-        self.user: int | None = None  # the thread whose call it serves
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._load: messages.Load | None = None
@@ -79,7 +74,6 @@ class AssistantWorker:
         self._cause = "the assistant's process has ended"
         self._rows = itertools.count()
         self._num_unanswered = 0
-        self.finalizer: Any = None  # set by who ties the worker to something else's life
 
     def start(self, model: PreTrainedModel) -> None:
         """Moves the model's weights to shared memory and starts the program. Returns before that is ready.
@@ -142,21 +136,7 @@ class AssistantWorker:
         if isinstance(reply, messages.Failure):
             self.close()
             raise AssistantLoadError(f"the assistant could not be loaded in its process:\n{reply.error}")
-        if not reply.takes_trees:
-            logger.warning_once(
-                "The assistant does not take attention masks for branches, so it drafts only after each outcome (as "
-                'mode="sd" does). An assistant without ALiBi positions would draft ahead.'
-            )
-
-    @contextlib.contextmanager
-    def reserve(self) -> Iterator[None]:
-        """Keeps the worker to the calling thread, once it is free."""
-        with self.lock:
-            self.user = threading.get_ident()
-            try:
-                yield
-            finally:
-                self.user = None
+        warn_unless_ahead(reply)
 
     @property
     def is_alive(self) -> bool:
@@ -201,7 +181,7 @@ class AssistantWorker:
         row = next(self._rows)
         processors = messages.pickle_processors(request.processors)
         request = dataclasses.replace(request, processors=())
-        self._send(messages.Start(row, request, processors, num_threads))
+        self._send(messages.Start(row, request, num_threads, processors))
         return row
 
     def resolve(self, row: int, outcome: Outcome, verify_ms: float | None) -> None:
@@ -263,34 +243,3 @@ class AssistantWorker:
             # Ctrl-C, or what a signal handler raised, perhaps in mid message: what is read next would be its rest.
             self.close()
             raise
-
-
-class ProcessSpeculator:
-    """A speculator in a worker's process, for one call.
-
-    Args:
-        worker: A started worker.
-        num_threads: CPU threads that the assistant may use.
-        timeout_s: Seconds of silence after which the worker is given up.
-    """
-
-    def __init__(self, worker: AssistantWorker, num_threads: int, timeout_s: float) -> None:
-        self.threads: int | None = num_threads
-        self.device = worker.device
-        self._worker = worker
-        self._timeout_s = timeout_s
-        self._row = -1
-
-    def start(self, request: DraftRequest) -> None:
-        self._worker.wait_ready()
-        assert self.threads is not None
-        self._row = self._worker.begin_row(request, self.threads)
-
-    def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> None:
-        self._worker.resolve(self._row, outcome, verify_ms)
-
-    def receive(self) -> Speculation:
-        return self._worker.receive(self._row, self._timeout_s)
-
-    def stop(self) -> None:
-        self._worker.end_row(self._row)

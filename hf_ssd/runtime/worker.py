@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import threading
@@ -15,10 +14,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..drafting import DraftEngine, make_assistant
-from ..protocol import DraftRequest
 from . import messages
 from .arena import Arena, open_model
+from .server import Server
 
 logger = logging.get_logger(__name__)
 
@@ -64,7 +62,7 @@ def _load(connection: Connection, arena: Arena) -> Server | None:
         model = model.eval().to(load.device)
         if model.config._attn_implementation not in ("eager", "sdpa"):
             model.set_attn_implementation("sdpa")  # trees need masks
-        server = Server(connection, model)
+        server = Server(_ConnectionChannel(connection), model)
         takes_trees = server.engine(load.quantization).assistant.takes_trees
     except Exception:
         messages.send(connection, messages.Failure(-1, traceback.format_exc()))
@@ -73,63 +71,19 @@ def _load(connection: Connection, arena: Arena) -> Server | None:
     return server
 
 
-class Server:
-    """Answers outcomes, and drafts ahead whenever no message is waiting.
+class _ConnectionChannel:
+    """A connection as a server uses it."""
 
-    Args:
-        connection: To the caller.
-        model: The assistant.
-    """
-
-    def __init__(self, connection: Connection, model: PreTrainedModel) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._model = model
-        self._engines: dict[str | None, DraftEngine] = {}
-        self._row: int | None = None
 
-    @torch.inference_mode()
-    def engine(self, quantization: str | None) -> DraftEngine:
-        """The engine that drafts with the assistant in this quantization, made when it is first asked for."""
-        if quantization not in self._engines:
-            self._engines[quantization] = DraftEngine(make_assistant(self._model, quantization))
-        return self._engines[quantization]
+    def has_message(self) -> bool:
+        return self._connection.poll()
 
-    def run(self) -> None:
-        """Serves until the connection ends.
+    def receive(self) -> Any:
+        return messages.receive(self._connection)
 
-        Raises:
-            EOFError, ConnectionError: When it does.
-        """
-        while True:
-            # Without work to do this sleeps in `receive`.
-            if self._row is not None and not self._connection.poll() and self._work(self._engine.deepen):
-                continue
-            message = messages.receive(self._connection)
-            if isinstance(message, messages.Start):
-                self._row = message.row
-                torch.set_num_threads(message.num_threads)
-                self._work(self._start, message.request, message.processors)
-            elif isinstance(message, messages.Resolve) and message.row == self._row:
-                self._work(self._answer, message)
-            elif isinstance(message, messages.Stop):
-                self._row = None
-
-    def _start(self, request: DraftRequest, processors: tuple[bytes, ...]) -> None:
-        self._engine = self.engine(request.config.assistant_quantization)
-        device = self._engine.assistant.device
-        request = dataclasses.replace(request, processors=messages.unpickle_processors(processors, device))
-        self._engine.start(request)
-
-    def _answer(self, message: messages.Resolve) -> None:
-        speculation = self._engine.resolve(message.outcome, message.verify_ms)
-        messages.send(self._connection, messages.Answer(message.row, messages.pack(speculation)))
-
-    def _work(self, function: Any, *args: Any) -> bool:
-        try:
-            return bool(function(*args))
-        except (EOFError, ConnectionError):
-            raise
-        except Exception:
-            row, self._row = self._row, None
-            messages.send(self._connection, messages.Failure(-1 if row is None else row, traceback.format_exc()))
-            return False
+    def send(self, message: Any) -> None:
+        if isinstance(message, messages.Answer):
+            message = messages.Answer(message.row, messages.pack(message.speculation))
+        messages.send(self._connection, message)

@@ -12,9 +12,10 @@ from tiny_models import VOCAB_SIZE, make_noisy, make_target, prompt
 from torch import nn
 
 from hf_ssd import SSDConfig
+from hf_ssd.drafting import assistant as assistant_module
 from hf_ssd.drafting import int8, make_assistant
 from hf_ssd.drafting.draft_vocab import DraftVocabulary
-from hf_ssd.drafting.int8 import Int8Linear, is_supported, pays, quantize_linears
+from hf_ssd.drafting.int8 import Int8Linear, is_supported, may_pay, quantize_linears
 from hf_ssd.generation import generate_with_ssd
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="this build of torch has no kernels for 8 bits")
@@ -28,11 +29,6 @@ def linear(in_features: int = 96, out_features: int = 80, *, bias: bool = True, 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((actual - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
-
-
-@pytest.fixture(autouse=True)
-def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.quantized, "engine", int8.ENGINE)
 
 
 class TestLayer:
@@ -151,20 +147,24 @@ class TestAssistant:
     @pytest.mark.parametrize("quantization", ["auto", None])
     def test_a_tiny_model_is_left_alone_unless_asked(self, quantization: str | None) -> None:
         model = make_noisy()
-        assert not pays(model)
+        assert not may_pay(model)
         assistant = make_assistant(model, quantization)
         assert assistant.model is model
         assert not assistant.is_quantized
 
-    def test_auto_takes_a_large_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(("step_s", "pays"), [(1.0, True), (3.0, False)])
+    def test_auto_takes_a_large_one_where_its_steps_become_faster(self, step_s: float, pays: bool, monkeypatch) -> None:
         monkeypatch.setattr(int8, "MIN_AUTO_WEIGHTS", 1000)
-        assert make_assistant(make_noisy(), "auto").is_quantized
+        monkeypatch.setattr(int8, "MAX_SLOW_DOWN", float("inf"))
+        monkeypatch.setattr(assistant_module, "_step_time", lambda each: step_s if each.is_quantized else 2.0)
+        assert make_assistant(make_noisy(), "auto").is_quantized is pays
+        assert make_assistant(make_noisy(), "int8").is_quantized
         assert not make_assistant(make_noisy(), None).is_quantized
 
     def test_without_kernels_it_is_refused_by_name_and_auto_does_without(self, monkeypatch) -> None:
         monkeypatch.setattr(int8, "is_supported", lambda: False)
         monkeypatch.setattr(int8, "MIN_AUTO_WEIGHTS", 1000)
-        with pytest.raises(ValueError, match=r'`assistant_quantization` must be None or "auto" here.*onednn'):
+        with pytest.raises(ValueError, match=r'`assistant_quantization` must be None or "auto" here.*no oneDNN'):
             make_assistant(make_noisy(), "int8")
         assert not make_assistant(make_noisy(), "auto").is_quantized
 

@@ -188,7 +188,7 @@ class TestFailures:
         pool.close_worker(assistant)
 
     def test_an_assistant_that_cannot_be_loaded(self, target) -> None:
-        """It drafts in the caller's thread, unless its own process was asked for."""
+        """It drafts in a thread, unless its own process was asked for."""
         assistant = RaisesAtOnce(make_noisy().config)
         expected = plain(target)
         for _ in range(2):
@@ -197,7 +197,8 @@ class TestFailures:
             stats = target.ssd_stats
             disable_ssd(target)
             assert stats.degraded is None
-            assert stats.assistant_threads is None
+            assert stats.assistant_threads == 1
+        pool.close_worker(assistant)
         with pytest.raises(AssistantLoadError, match="the assistant broke at once"):
             ssd(target, RaisesAtOnce(make_noisy().config))
 
@@ -226,30 +227,33 @@ class TestFailures:
 
 
 class TestFallback:
-    def test_a_class_of_main_drafts_inline_with_one_warning(self, target, monkeypatch) -> None:
+    def test_a_class_of_main_drafts_in_a_thread_with_one_warning(self, target, monkeypatch) -> None:
         import __main__
 
         OfMain = type("OfMain", (LlamaForCausalLM,), {"__module__": "__main__"})
         monkeypatch.setattr(__main__, "OfMain", OfMain, raising=False)
-        self.assert_inline(target, OfMain, monkeypatch)
+        self.assert_in_thread(target, OfMain, monkeypatch)
 
-    def test_a_local_class_drafts_inline_with_one_warning(self, target, monkeypatch) -> None:
+    def test_a_local_class_drafts_in_a_thread_with_one_warning(self, target, monkeypatch) -> None:
         class Local(LlamaForCausalLM):
             pass
 
-        self.assert_inline(target, Local, monkeypatch)
+        self.assert_in_thread(target, Local, monkeypatch)
 
-    def assert_inline(self, target, model_class, monkeypatch) -> None:
+    def assert_in_thread(self, target, model_class, monkeypatch) -> None:
         warnings: list[str] = []
         monkeypatch.setattr(pool.logger, "warning_once", warnings.append)
         assistant = model_class(make_noisy().config).eval()
         assistant.load_state_dict(make_noisy().state_dict())
         for _ in range(2):
             stats = assert_equals_plain(target, assistant, prompt(6), SSDConfig(num_assistant_tokens=4), **GREEDY)
-            assert stats.assistant_threads is None  # in the caller's thread
+            assert assistant in pool._THREADS
+            assert assistant not in pool._WORKERS
+            assert stats.assistant_threads == 1
             assert stats.acceptance > 0.3
         assert len(set(warnings)) == 1
         assert "importable module" in warnings[0]
+        pool.close_worker(assistant)
 
     def test_an_explicit_process_says_why_it_cannot(self, target) -> None:
         class Local(LlamaForCausalLM):

@@ -1,0 +1,266 @@
+"""Plots of a benchmark, as PNG files. matplotlib is imported when they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..metrics import SSDStats
+from ..types import Span
+from .figures import ALL, ArmFigures, BenchResult, Measurement
+from .replay import FanOutFigures
+from .settings import ALL_CORES, AR, HF_ASSISTED, HF_INT8, PROMPT_LOOKUP, SD, SSD
+from .statistics import Estimate
+from .titles import name_temperature, title_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# The colours of Okabe and Ito, which people who see few colours tell apart too.
+BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
+)  # fmt: skip
+GREY = "#999999"
+ARM_COLOURS = {AR: GREY, HF_ASSISTED: ORANGE, HF_INT8: RED, PROMPT_LOOKUP: SKY, SD: GREEN, SSD: BLUE}
+VARIANT_COLOURS = (PURPLE, YELLOW, BLACK, RED)
+SERIES_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY, BLACK)
+SPAN_COLOURS = {
+    "prefill": GREY,
+    "verify": BLUE,
+    "emit": SKY,
+    "wait": RED,
+    "draft step": GREEN,
+    "rank outcomes": YELLOW,
+    "just in time": ORANGE,
+    "look up": BLACK,
+}
+NUM_SHOWN_ROUNDS = 12  # on the time line
+MIN_SHOWN_COUNT = 10  # below, the acceptance of a position is a matter of luck
+DPI = 150
+
+
+def write_plots(result: BenchResult, folder: Path) -> tuple[tuple[str, str], ...]:
+    """Draws everything that the result has figures for.
+
+    Args:
+        result: A benchmark.
+        folder: Where the files go; it must exist.
+
+    Returns:
+        File names and what they show.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        OSError: If a file cannot be written.
+    """
+    plots: list[tuple[str, str, Callable[[], Figure | None]]] = [
+        (
+            f"speedup_t{measurement.temperature:g}.png",
+            f"Speed-up per category, {name_temperature(measurement.temperature)}",
+            partial(plot_speedups, measurement),
+        )
+        for measurement in result.measurements
+    ]
+    plots += [
+        ("acceptance.png", "Acceptance by draft position", partial(plot_acceptance, result.measurements)),
+        ("tokens_per_round.png", "Tokens per round over time", partial(plot_tokens_per_round, result.measurements)),
+        ("fan_outs.png", "Hit rate against budget", partial(plot_fan_outs, result.fan_outs)),
+        ("time_line.png", "Time line of both sides", partial(plot_time_line, result.trace)),
+    ]
+    written = []
+    for name, caption, draw in plots:
+        figure = draw()
+        if figure is not None:
+            figure.savefig(folder / name, dpi=DPI)
+            written.append((name, caption))
+    return tuple(written)
+
+
+def plot_speedups(measurement: Measurement) -> Figure | None:
+    """Bars: for every category how many times as fast as plain generate() each arm is. `None` without that arm."""
+    if AR not in measurement.arms:
+        return None
+    names = [name for name in measurement.arms if name != AR]
+    groups = dict(measurement.categories)
+    if len(groups) != 1:
+        groups = {ALL: measurement.arms, **groups}
+    width = max(8.0, 0.16 * len(groups) * (len(names) + 2) + 1.5)
+    figure, panels = _figure(width, 7.0, num_rows=2)
+    for axes, what in zip(panels, ("end to end", "after the first token"), strict=True):
+        for index, name in enumerate(names):
+            arms = [group[name] for group in groups.values()]
+            ratios = [arm.ratios[AR] if what == "end to end" else arm.decode_ratios.get(AR) for arm in arms]
+            _bar_group(axes, ratios, index, names)
+        axes.axhline(1.0, color=BLACK, linewidth=1, linestyle="--", zorder=1)
+        axes.set_xlim(-0.6, len(groups) - 0.4)
+        axes.set_ylabel(what)
+        axes.grid(axis="y", alpha=0.3, zorder=0)
+    panels[1].set_xticks(range(len(groups)), [name.replace("_", " ") for name in groups])
+    if len(groups) > 6:
+        panels[1].tick_params(axis="x", rotation=30)
+        for label in panels[1].get_xticklabels():
+            label.set_horizontalalignment("right")
+    temperature = name_temperature(measurement.temperature)
+    figure.suptitle(f"Speed-up over AR on the target's cores, {temperature} (lines: 95 % intervals)")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=_columns(len(names), width))
+    return figure
+
+
+def _bar_group(axes: Axes, ratios: Sequence[Estimate | None], index: int, names: Sequence[str]) -> None:
+    """The bars of one of several arms, one for each category that it has a figure for."""
+    width = 0.84 / len(names)
+    known = [(at, ratio) for at, ratio in enumerate(ratios) if ratio is not None]
+    left = [at - 0.42 + width * (index + 0.5) for at, _ in known]
+    colour, hatch = _arm_style(names[index], names)
+    axes.bar(left, [ratio.value for _, ratio in known], width, color=colour, hatch=hatch, edgecolor="white",
+             linewidth=0.5, label=title_of(names[index]), zorder=2)  # fmt: skip
+    _error_bars(axes, left, [ratio for _, ratio in known])
+
+
+def plot_acceptance(measurements: Sequence[Measurement]) -> Figure | None:
+    """Lines: for each draft position, how often it was accepted when all before it were."""
+
+    def points(arm: ArmFigures) -> list[tuple[float, float]]:
+        if arm.rounds is None:
+            return []
+        rates = zip(arm.rounds.acceptance_by_position, arm.rounds.num_reached_by_position, strict=True)
+        return [(i + 1, rate) for i, (rate, num_reached) in enumerate(rates) if num_reached >= MIN_SHOWN_COUNT]
+
+    figure, axes = _lines(measurements, points)
+    if axes is None:
+        return None
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_ylim(0, 1.02)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("draft position")
+    axes.set_ylabel("accepted, if all before it were")
+    axes.set_title("Acceptance by draft position")
+    return figure
+
+
+def plot_tokens_per_round(measurements: Sequence[Measurement]) -> Figure | None:
+    """Lines: how many tokens a target forward gives as the texts grow."""
+    figure, axes = _lines(measurements, lambda arm: [] if arm.rounds is None else arm.rounds.tokens_per_round_over_time)
+    if axes is None:
+        return None
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=1)
+    axes.set_xlabel("tokens generated so far")
+    axes.set_ylabel("tokens per round")
+    axes.set_title("Tokens per round over time")
+    return figure
+
+
+def plot_fan_outs(fan_outs: Sequence[FanOutFigures]) -> Figure | None:
+    """Lines, a panel per temperature: the share of outcomes that each fan-out would have prepared for."""
+    if not fan_outs:
+        return None
+    figure, panels = _figure(max(3.4 * len(fan_outs), 5.0), 4.2, num_columns=len(fan_outs))
+    for axes, figures in zip(panels, fan_outs, strict=True):
+        for index, (name, rates) in enumerate(figures.hit_rates.items()):
+            # A little apart, so that the intervals can be told from each other.
+            at = [budget * (1 + 0.05 * (index - 1)) for budget in figures.budgets]
+            axes.plot(at, [rate.value for rate in rates], marker="os^"[index % 3], color=SERIES_COLOURS[index],
+                      label=name.replace("_", "-"))  # fmt: skip
+            _error_bars(axes, at, rates, SERIES_COLOURS[index])
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(figures.budgets, map(str, figures.budgets))
+        axes.minorticks_off()
+        axes.set_title(
+            f"{name_temperature(figures.temperature)}\n{figures.num_rounds} rounds, K = {figures.num_draft_tokens}"
+        )
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("hit rate")
+    figure.supxlabel("outcomes prepared per round (B)", fontsize="medium")
+    figure.suptitle("Hit rate against budget, all fan-outs on the same rounds")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure
+
+
+def plot_time_line(stats: SSDStats | None) -> Figure | None:
+    """Bars on two lanes: what target and assistant did during some rounds. `None` without a trace."""
+    if stats is None or not stats.verifier_spans:
+        return None
+    verifications = [span for span in stats.verifier_spans if span.name == "verify"]
+    # Not the first ones, in which both sides settle.
+    shown = verifications[2 : 2 + NUM_SHOWN_ROUNDS] or list(stats.verifier_spans)
+    start_ns, end_ns = shown[0].start_ns, shown[-1].end_ns
+    figure, (axes,) = _figure(12.0, 3.4)
+    seen: dict[str, Any] = {}
+    for lane, spans in ((1, stats.verifier_spans), (0, stats.speculator_spans)):
+        for name in dict.fromkeys(span.name for span in spans):
+            bars = _bars([span for span in spans if span.name == name], start_ns, end_ns)
+            if bars:
+                colour = SPAN_COLOURS.get(name, PURPLE)
+                seen[name] = axes.broken_barh(bars, (lane - 0.35, 0.7), facecolors=colour, edgecolor="white",
+                                              linewidth=0.3)  # fmt: skip
+    axes.set_yticks([0, 1], ["assistant", "target"])
+    axes.set_ylim(-0.5, 1.5)
+    axes.set_xlim(0, (end_ns - start_ns) / 1e6)
+    axes.set_xlabel("ms")
+    axes.set_title(f"What both sides do at once: {len(shown)} rounds of SSD")
+    figure.legend(seen.values(), seen.keys(), loc="outside lower center", ncols=len(seen))
+    return figure
+
+
+def _lines(
+    measurements: Sequence[Measurement], points: Callable[[ArmFigures], Sequence[tuple[float, float]]]
+) -> tuple[Figure, Axes | None]:
+    """A line per temperature for SSD (solid) and SD (dashed); no axes if there is none."""
+    figure, (axes,) = _figure(7.0, 4.6)
+    for index, measurement in enumerate(measurements):
+        for name, style, marker in ((SSD, "-", "o"), (SD, "--", "s")):
+            line = points(measurement.arms[name]) if name in measurement.arms else ()
+            if line:
+                axes.plot(*zip(*line, strict=True), style, marker=marker, markersize=4,
+                          color=SERIES_COLOURS[index % len(SERIES_COLOURS)],
+                          label=f"{title_of(name)}, {name_temperature(measurement.temperature)}")  # fmt: skip
+    handles, labels = axes.get_legend_handles_labels()
+    if not handles:
+        return figure, None
+    axes.grid(alpha=0.3)
+    figure.legend(handles, labels, loc="outside right upper")
+    return figure, axes
+
+
+def _figure(width: float, height: float, *, num_rows: int = 1, num_columns: int = 1) -> tuple[Figure, Sequence[Axes]]:
+    """An empty figure, sizes in inches, with panels below or beside each other that share their axes."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError('Plots need the package matplotlib: pip install "hf-ssd[bench]".') from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    panels = figure.subplots(num_rows, num_columns, sharex=num_rows > 1, sharey=num_columns > 1, squeeze=False)
+    return figure, list(panels.flat)
+
+
+def _error_bars(axes: Axes, at: Sequence[float], estimates: Sequence[Estimate], colour: str = BLACK) -> None:
+    for x, estimate in zip(at, estimates, strict=True):
+        if estimate.low is not None and estimate.high is not None:
+            axes.vlines(x, estimate.low, estimate.high, color=colour, linewidth=1, zorder=3)
+
+
+def _arm_style(name: str, names: Sequence[str]) -> tuple[str, str | None]:
+    """Colour and hatching of an arm: arms on all cores are hatched."""
+    base = name.removesuffix(ALL_CORES)
+    if base not in ARM_COLOURS:
+        variants = [other for other in names if other.removesuffix(ALL_CORES) not in ARM_COLOURS]
+        return VARIANT_COLOURS[variants.index(name) % len(VARIANT_COLOURS)], None
+    return ARM_COLOURS[base], "////" if name.endswith(ALL_CORES) else None
+
+
+def _columns(num_entries: int, width: float) -> int:
+    """Columns of a legend that fits under a figure of some width in inches."""
+    return max(1, min(num_entries, int(width / 1.9)))
+
+
+def _bars(spans: Sequence[Span], start_ns: int, end_ns: int) -> list[tuple[float, float]]:
+    """Start and width in milliseconds of what lies within a window of time."""
+    clipped = [(max(span.start_ns, start_ns), min(span.end_ns, end_ns)) for span in spans]
+    return [((start - start_ns) / 1e6, (end - start) / 1e6) for start, end in clipped if start < end]

@@ -1,0 +1,117 @@
+"""A speculator whose assistant works beside the caller, in a process or a thread that is kept between calls."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from ..protocol import DraftRequest
+from ..types import Outcome, Speculation
+from .messages import Ready
+
+logger = logging.get_logger(__name__)
+
+
+class Worker(ABC):
+    """Something that holds one assistant and runs beside the caller. At most one call uses it at a time.
+
+    Args:
+        device: Device that the assistant is on.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.lock = threading.Lock()
+        self.user: int | None = None  # the thread whose call it serves
+        self.finalizer: Any = None  # set by who ties the worker to something else's life
+
+    @contextlib.contextmanager
+    def reserve(self) -> Iterator[None]:
+        """Keeps the worker to the calling thread, once it is free."""
+        with self.lock:
+            self.user = threading.get_ident()
+            try:
+                yield
+            finally:
+                self.user = None
+
+    @property
+    @abstractmethod
+    def is_alive(self) -> bool:
+        """Whether it can still answer."""
+
+    @abstractmethod
+    def start(self, model: PreTrainedModel) -> None:
+        """Starts with the assistant `model`, and returns before it is ready. Raises [`SpeculatorError`]."""
+
+    @abstractmethod
+    def wait_ready(self) -> None:
+        """Waits until the assistant is loaded. Raises [`SpeculatorError`] if it cannot be."""
+
+    @abstractmethod
+    def holds(self, model: PreTrainedModel) -> bool:
+        """Whether the worker's weights are still the model's. Changes in place do not count: both see them."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends it. Harmless when it has ended."""
+
+    # One row, each step as in [`Speculator`]
+
+    @abstractmethod
+    def begin_row(self, request: DraftRequest, num_threads: int) -> int: ...
+
+    @abstractmethod
+    def resolve(self, row: int, outcome: Outcome, verify_ms: float | None) -> None: ...
+
+    @abstractmethod
+    def receive(self, row: int, timeout_s: float) -> Speculation: ...
+
+    @abstractmethod
+    def end_row(self, row: int) -> None: ...
+
+
+class WorkerSpeculator:
+    """A speculator with a worker, for one call.
+
+    Args:
+        worker: A started worker, reserved for the call.
+        num_threads: CPU threads that the assistant may use.
+        timeout_s: Seconds of silence after which the worker is given up.
+    """
+
+    def __init__(self, worker: Worker, num_threads: int, timeout_s: float) -> None:
+        self.threads: int | None = num_threads
+        self.device = worker.device
+        self._worker = worker
+        self._timeout_s = timeout_s
+        self._row = -1
+
+    def start(self, request: DraftRequest) -> None:
+        self._worker.wait_ready()
+        assert self.threads is not None
+        self._row = self._worker.begin_row(request, self.threads)
+
+    def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> None:
+        self._worker.resolve(self._row, outcome, verify_ms)
+
+    def receive(self) -> Speculation:
+        return self._worker.receive(self._row, self._timeout_s)
+
+    def stop(self) -> None:
+        self._worker.end_row(self._row)
+
+
+def warn_unless_ahead(ready: Ready) -> None:
+    """Says so where an assistant cannot draft ahead."""
+    if not ready.takes_trees:
+        logger.warning_once(
+            "The assistant does not take attention masks for branches, so it drafts only after each outcome (as "
+            'mode="sd" does). An assistant without ALiBi positions would draft ahead.'
+        )
