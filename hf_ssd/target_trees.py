@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -91,7 +92,8 @@ def attention_for(model: PreTrainedModel, inputs: dict[str, Any]) -> AbstractCon
 
 
 def _find_masks(model: PreTrainedModel, attention: str) -> Masks:
-    if attention not in ("eager", "sdpa"):
+    # `generate()` gives positions to those only that name them.
+    if attention not in ("eager", "sdpa") or "position_ids" not in inspect.signature(model.forward).parameters:
         return Masks.OWN
     # On a GPU the library's own kernels are at home with full masks.
     if attention == "sdpa" and model.device.type == "cpu" and _gives_what_branches_give(model, Masks.TAIL):
