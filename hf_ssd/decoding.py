@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from .kv_cache import keep_branch, roll_back, start_recording, stop_recording
 from .protocol import DraftRequest, Speculator, SpeculatorError
 from .recorder import Recorder
 from .sampling import looks_only_at_scores
-from .target_trees import keeps_everything, takes_trees, tree_inputs
+from .target_trees import Masks, attention_for, keeps_everything, masks_of, tree_inputs
 from .types import Outcome, RoundStats, Speculation, Verdict
 from .verification import follow_tree, verify_greedy, verify_token
 
@@ -74,18 +75,19 @@ class RowDecoder:
         self.attentions: tuple[Any, ...] | None = () if wants and generation_config.output_attentions else None
         self.hidden_states: tuple[Any, ...] | None = () if wants and generation_config.output_hidden_states else None
 
+    @cached_property
+    def _masks(self) -> Masks:
+        """The masks that the target gets for a speculation."""
+        mask = self.model_kwargs.get("attention_mask")
+        is_plain = (mask is None or mask.ndim == 2) and self.attentions is None
+        if not is_plain or not keeps_everything(self.model_kwargs.get(CACHE_KEY)):
+            return Masks.OWN
+        return masks_of(self.model)
+
     @property
     def takes_trees(self) -> bool:
         """Whether a speculation may be a tree: greedy, and nothing needs entries in the order of a chain."""
-        mask = self.model_kwargs.get("attention_mask")
-        return (
-            not self.config.do_sample
-            and self.hidden_states is None
-            and self.attentions is None
-            and (mask is None or mask.ndim == 2)
-            and keeps_everything(self.model_kwargs.get(CACHE_KEY))
-            and takes_trees(self.model)
-        )
+        return not self.config.do_sample and self.hidden_states is None and self._masks is not Masks.OWN
 
     def run(
         self, speculator: Speculator | None, request: DraftRequest | None, on_degrade: Callable[[], None] = lambda: None
@@ -222,9 +224,10 @@ class RowDecoder:
         )
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = len(speculation) + 1
-        if not speculation.is_chain:
-            inputs = tree_inputs(inputs, speculation, self.model.dtype)
-        with self.model._optimize_model_for_decode(), self._no_grad():
+        masks = self._masks
+        if masks is Masks.TAIL or not speculation.is_chain:
+            inputs = tree_inputs(inputs, speculation, masks, self.model.dtype)
+        with self.model._optimize_model_for_decode(), self._no_grad(), attention_for(self.model, inputs):
             return self.model(**inputs, return_dict=True)
 
     def _decide(self, raw_logits: torch.Tensor, speculation: Speculation) -> tuple[Verdict, torch.Tensor, torch.Tensor]:

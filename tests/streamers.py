@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria
+from transformers import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 
@@ -40,3 +41,8 @@ class Criterion(StoppingCriteria):
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         return torch.full((input_ids.shape[0],), bool(self._action(input_ids)), device=input_ids.device)
+
+
+def take_time() -> StoppingCriteriaList:
+    """Criteria that make a tiny target as slow as a real one, so that its assistant has time to draft ahead."""
+    return StoppingCriteriaList([Criterion(lambda ids: time.sleep(0.005))])

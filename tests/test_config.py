@@ -16,7 +16,13 @@ from hf_ssd import SSDConfig
         ("mode", "fast", r"`mode` must be one of .*'ssd'.*, but got 'fast'"),
         ("backend", "thread", r"`backend` must be one of .*'process'.*, but got 'thread'"),
         ("num_assistant_tokens", 0, r"`num_assistant_tokens` must be at least 1, but got 0\. Or use \"auto\""),
-        ("cache_budget", 0, r"`cache_budget` must be at least 1, but got 0\. .*mode=\"sd\""),
+        (
+            "draft_tree_size",
+            0,
+            r"`draft_tree_size` must be at least 1, but got 0\. Or use \"auto\", or None for chains",
+        ),
+        ("cache_budget", 0, r"`cache_budget` must be at least 1, but got 0\. Or use \"auto\", or mode=\"sd\""),
+        ("assistant_quantization", "int4", r"`assistant_quantization` must be one of .*'int8'.*, but got 'int4'"),
         ("fan_out", "square", r"`fan_out` must be one of .*'geometric'.*, but got 'square'"),
         ("fan_out", [2, -1], r"`fan_out` must be at least 0, but got -1"),
         ("fan_out", [0, 0], r"`fan_out` must hold a number above 0, but got \(0, 0\)\. .*mode=\"sd\""),
@@ -44,6 +50,10 @@ def test_a_value_that_is_not_allowed_is_named_with_its_remedy(field: str, value:
         ("num_assistant_tokens", "5", r"`num_assistant_tokens` must be a whole number, but got '5'\. Or use \"auto\""),
         ("num_assistant_tokens", 2.5, r"`num_assistant_tokens` must be a whole number, but got 2\.5"),
         ("num_assistant_tokens", None, r"`num_assistant_tokens` must be a whole number, but got None"),
+        ("draft_tree_size", "all", r"`draft_tree_size` must be a whole number, but got 'all'"),
+        ("draft_tree_size", False, r"`draft_tree_size` must be a whole number, but got False"),
+        ("ngram_drafts", None, r"`ngram_drafts` must be True or False, but got None"),
+        ("cache_budget", None, r"`cache_budget` must be a whole number, but got None\. Or use \"auto\""),
         ("cache_budget", True, r"`cache_budget` must be a whole number, but got True"),
         ("fan_out", 3, r"`fan_out` must be one of .* or a list of numbers, but got 3"),
         ("fan_out", [], r"`fan_out` must be one of .* or a list of numbers, but got \[\]"),
@@ -76,7 +86,14 @@ def test_anything_else_is_refused_by_type() -> None:
         SSDConfig.of("ssd")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("config", [SSDConfig(), SSDConfig(fan_out=[3, 2, 1], draft_vocab_size=None, timeout_s=5)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        SSDConfig(),
+        SSDConfig(fan_out=[3, 2, 1], draft_vocab_size=None, timeout_s=5),
+        SSDConfig(draft_tree_size=None, assistant_quantization=None, cache_budget=3, ngram_drafts=False),
+    ],
+)
 def test_a_config_survives_json_and_pickle(config: SSDConfig) -> None:
     assert SSDConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert pickle.loads(pickle.dumps(config)) == config
@@ -99,6 +116,9 @@ def test_a_device_is_kept_as_text(device: object, text: str) -> None:
     assert SSDConfig(assistant_device=device).assistant_device == text  # type: ignore[arg-type]
 
 
-def test_auto_allows_eight_draft_tokens() -> None:
-    assert SSDConfig().max_draft_tokens == 8
+def test_auto_allows_sixteen_draft_tokens_in_a_chain_and_twenty_four_in_a_tree() -> None:
+    assert SSDConfig().max_draft_tokens == 16
     assert SSDConfig(num_assistant_tokens=3).max_draft_tokens == 3
+    assert SSDConfig().max_tree_tokens == 24
+    assert SSDConfig(draft_tree_size=3).max_tree_tokens == 3
+    assert SSDConfig(draft_tree_size=None).max_tree_tokens == 0

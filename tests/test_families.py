@@ -24,7 +24,7 @@ def test_each_family_as_target_and_assistant(family: str, attention: str) -> Non
     target = tiny_zoo.make(family, attn_implementation=attention)
     assistant = tiny_zoo.make(family, noise=NOISE, attn_implementation=attention)
     for mode in ("ssd", "sd"):
-        config = SSDConfig(backend="inline", num_assistant_tokens=4, mode=mode)
+        config = SSDConfig(backend="inline", num_assistant_tokens=4, mode=mode, cache_budget=16)
         stats = assert_equals_plain(target, assistant, prompt(12), config, max_new_tokens=60)
         assert stats.acceptance > 0.2
         if mode == "ssd" and not family.startswith("bloom"):

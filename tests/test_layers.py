@@ -21,6 +21,7 @@ LAYERS = {
     "theory": 1,
     "vocabulary": 1,
     "kv_cache": 2,
+    "tree_attention": 2,
     "target_trees": 3,
     "verification": 2,
     "metrics": 2,

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import prompt
+from tiny_models import make_noisy, prompt
 
 from hf_ssd import SSDConfig
+from hf_ssd.drafting.int8 import is_supported
+from hf_ssd.drafting.pace import Pace
 from hf_ssd.generation import generate_with_ssd
 from hf_ssd.metrics import SSDStats
 from hf_ssd.runtime.process import AssistantWorker
@@ -27,20 +29,29 @@ class Effect:
     second: Any
     observe: Callable[[SSDStats, list[float]], Any]
     base: dict[str, Any] = dataclasses.field(default_factory=lambda: INLINE)
+    prompt_length: int = 6
 
 
 def hits(stats: SSDStats, timeouts: list[float]) -> Any:
     return tuple(r.origin for r in stats.rounds)
 
 
+def drafts(stats: SSDStats, timeouts: list[float]) -> Any:
+    return tuple((r.num_draft_tokens, r.num_accepted) for r in stats.rounds)
+
+
 EFFECTS = {
     "mode": Effect("ssd", "sd", lambda stats, _: stats.hit_rate is None),
-    "num_assistant_tokens": Effect(1, 6, lambda stats, _: max(r.num_draft_tokens for r in stats.rounds)),
+    "num_assistant_tokens": Effect(1, 6, lambda stats, _: max(r.depth for r in stats.rounds)),
+    "draft_tree_size": Effect(None, 8, lambda stats, _: any(r.num_draft_tokens > r.depth for r in stats.rounds)),
+    # A long prompt, in which most pairs of tokens have occurred before.
+    "ngram_drafts": Effect(False, True, drafts, prompt_length=700),
     "cache_budget": Effect(1, 12, lambda stats, _: stats.num_hits),
     "fan_out": Effect([1], [6], lambda stats, _: stats.num_hits),
-    "expected_acceptance": Effect(0.02, 0.98, hits, {**INLINE, "cache_budget": 2}),
-    "power_law_exponent": Effect(0.01, 50.0, hits, {**INLINE, "cache_budget": 5}),
+    "expected_acceptance": Effect(0.02, 0.98, hits, {**INLINE, "cache_budget": 2, "fan_out": "geometric"}),
+    "power_law_exponent": Effect(0.01, 50.0, hits, {**INLINE, "cache_budget": 5, "fan_out": "geometric"}),
     "draft_vocab_size": Effect(None, 4, lambda stats, _: stats.acceptance),
+    "assistant_quantization": Effect(None, "int8" if is_supported() else "auto", drafts),
     "backend": Effect("inline", "process", lambda stats, _: stats.assistant_threads),
     "assistant_device": Effect("auto", "cuda:99", lambda stats, _: None, PROCESS),  # which there is not
     "target_threads": Effect(1, 2, lambda stats, _: stats.target_threads, {**PROCESS, "assistant_threads": 1}),
@@ -57,6 +68,10 @@ def test_every_field_has_an_effect_listed() -> None:
 @pytest.mark.parametrize("field", EFFECTS)
 def test_a_field_has_its_effect(field, target, shared_noisy, monkeypatch) -> None:
     effect = EFFECTS[field]
+    if field == "assistant_quantization" and not is_supported():
+        pytest.skip("this build of torch has no kernels for 8 bits")
+    # What is measured must come from the field, not from the clock.
+    monkeypatch.setattr(Pace, "rates", lambda self, acceptance: None)
     receive = AssistantWorker.receive
 
     def observe(value: Any) -> Any:
@@ -72,8 +87,8 @@ def test_a_field_has_its_effect(field, target, shared_noisy, monkeypatch) -> Non
         try:
             generate_with_ssd(
                 target,
-                inputs=prompt(6),
-                assistant_model=shared_noisy,
+                inputs=prompt(effect.prompt_length),
+                assistant_model=make_noisy() if effect.base is INLINE else shared_noisy,
                 ssd_config=config,
                 max_new_tokens=60,
                 do_sample=False,
@@ -84,4 +99,7 @@ def test_a_field_has_its_effect(field, target, shared_noisy, monkeypatch) -> Non
         assert target.ssd_stats.degraded is None
         return effect.observe(target.ssd_stats, timeouts)
 
-    assert observe(effect.first) != observe(effect.second)
+    first = observe(effect.first)
+    assert first != observe(effect.second)
+    if effect.base["backend"] == "inline" and field != "backend":
+        assert first == observe(effect.first)

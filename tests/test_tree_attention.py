@@ -11,7 +11,8 @@ import torch
 from tiny_models import VOCAB_SIZE, make_target
 from transformers import PreTrainedModel
 
-from hf_ssd.drafting import AssistantModel, tree_attention
+from hf_ssd import tree_attention
+from hf_ssd.drafting import AssistantModel
 from hf_ssd.drafting.tree_mask import TreeMask
 from hf_ssd.kv_cache import keep_branch
 

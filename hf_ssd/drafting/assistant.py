@@ -12,8 +12,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from .. import tree_attention
 from ..compat import CACHE_KEY
-from . import tree_attention
 from .int8 import MIN_SPEED_UP, TRIAL_TOKENS, Int8Linear, best_time, may_pay, quantize_linears
 from .tree_cache import SlabCache
 from .tree_mask import TreeMask
@@ -197,9 +197,5 @@ class AssistantModel:
         if all(each.shape[-1] == num_slots for each in masks):
             yield
             return
-        own = self.config._attn_implementation
-        self.config._attn_implementation = tree_attention.NAME
-        try:
+        with tree_attention.use(self.config):
             yield
-        finally:
-            self.config._attn_implementation = own

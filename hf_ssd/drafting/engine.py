@@ -170,6 +170,10 @@ class DraftEngine:
             )
             for node, candidates in zip(nodes, ranked, strict=True):
                 self._frontier += self._ranker.add(node, candidates)
+            if any(node.num_planned is not None for node in nodes):
+                # A plan gives up what earlier rounds have left beside it.
+                kept = {id(node) for node in self._root.descendants()}
+                self._frontier = [node for node in self._frontier if id(node) in kept]
             if is_first:
                 likely = [candidate.token for candidates in ranked for candidate in candidates]
                 self._proposer.activate([*self._tokens, *(node.token for node in self._sent)], likely)
@@ -204,7 +208,7 @@ class DraftEngine:
         self._frontier = [node for node in self._frontier if not node.is_run and self._may_run(node)]
         self._frontier.sort(key=lambda node: -node.chance)
         # Copied tokens follow each other without having been run: parents first, which their chances see to.
-        planned = [node for node in self._frontier if node.is_planned]
+        planned = [node for node in self._frontier if _is_called_for(node)]
         if not self.overlaps:
             return self._frontier[:MAX_STEP_TOKENS]
         rates = self._pace.rates(self._acceptance(1)[0])
@@ -213,15 +217,17 @@ class DraftEngine:
             # The first step always pays: it makes misses into hits.
             line = (1.0, 0.03) if self._pace.step.line is None else self._pace.step.line
             width = step_width([node.chance for node in self._frontier], line)
-            chosen = [*planned, *(node for node in self._frontier[:width] if not node.is_planned)]
+            chosen = [*planned, *(node for node in self._frontier[:width] if not _is_called_for(node))]
             return chosen[:MAX_STEP_TOKENS]
         chances = [node.chance for node in self._frontier[:MAX_STEP_TOKENS]]
         return self._frontier[: best_step(chances, rates, self._pace.time_left_ms())]
 
     def _may_run(self, node: Node) -> bool:
         """Whether running `node` may lead to draft tokens that can still be used."""
-        if node.chance < (MIN_CHANCE if self.overlaps else MIN_CHANCE_UNHURRIED) and not node.is_planned:
-            return False
+        is_likely = node.chance >= (MIN_CHANCE if self.overlaps else MIN_CHANCE_UNHURRIED)
+        return (is_likely or _is_called_for(node)) and self._can_run(node)
+
+    def _can_run(self, node: Node) -> bool:
         limit = self.assistant.max_length
         has_position = limit is None or node.position < limit
         # The target adds a token to what is drafted, so the last token wanted is never drafted.
@@ -279,7 +285,8 @@ class DraftEngine:
         for token in tokens:
             strength = match_strength(length)
             chance = node.chance * self._calibration(Event.COPIED, strength)
-            if chance < MIN_COPIED_CHANCE or node.position + 1 >= self._last_position:
+            is_wanted = node.position + 1 < self._last_position and node.num_drafted < self.config.max_draft_tokens
+            if chance < MIN_COPIED_CHANCE or not is_wanted:
                 return
             child = next((child for child in node.children if child.token == token), None)
             if child is None:
@@ -302,31 +309,29 @@ class DraftEngine:
         with self._span("just in time"):
             if self.config.mode != "ssd":
                 self._proposer.activate(self._tokens)
-            started = time.monotonic()
+            started, num_run = time.monotonic(), 1
             self._read_row()
             if self._root.position + 1 < self._last_position:
                 self._add_drafts([self._root])
             while True:
                 nodes = self._next_just_in_time()
-                self._pace.step.update(1, (time.monotonic() - started) * 1e3)
+                self._pace.step.update(num_run, (time.monotonic() - started) * 1e3)
                 if not nodes:
                     return
-                started = time.monotonic()
+                started, num_run = time.monotonic(), len(nodes)
                 self._run(nodes)
 
     def _next_just_in_time(self) -> list[Node]:
-        ready = [node for node in self._frontier if not node.is_run and self._may_run(node) and self._has_room_at(node)]
-        ready.sort(key=lambda node: -node.chance)
-        if not ready:
-            return []
+        pending = [node for node in self._frontier if not node.is_run and self._can_run(node)]
         rates = self._pace.rates(self._acceptance(1)[0])
         is_fixed = self.config.num_assistant_tokens != "auto"
         if is_fixed or rates is None or not self.assistant.takes_trees:
             # One chain, after the likeliest token each time.
             drafted = [node for node in self._frontier if node.parent is not None and node.parent.is_run]
-            deepest = max(drafted, key=lambda node: (node.num_drafted, node.chance))
+            deepest = max(drafted, key=lambda node: (node.num_drafted, node.chance), default=None)
             limit = self.config.max_draft_tokens if is_fixed else FIRST_LENGTH
-            return [deepest] if deepest.num_drafted < limit and deepest in ready else []
+            return [deepest] if deepest is not None and deepest in pending and deepest.num_drafted < limit else []
+        ready = sorted((node for node in pending if self._may_run(node)), key=lambda node: -node.chance)
         return ready[: best_step([node.chance for node in ready[:MAX_STEP_TOKENS]], rates, 0.0)]
 
     def _read_row(self) -> None:
@@ -418,9 +423,6 @@ class DraftEngine:
             )
         return has_room and bool(self._tokens)
 
-    def _has_room_at(self, node: Node) -> bool:
-        return self.assistant.max_length is None or node.position < self.assistant.max_length
-
     def _vocabulary(self, request: DraftRequest) -> DraftVocabulary | None:
         key = (request.vocab_size, request.config.draft_vocab_size)
         if key not in self._vocabularies:
@@ -436,6 +438,11 @@ class DraftEngine:
             self._draft_ns += end - start
         if self.config.trace:
             self._spans.append(Span(name, start, end, tuple(args.items())))
+
+
+def _is_called_for(node: Node) -> bool:
+    """Whether a plan needs `node` to be run, however unlikely it is: for itself, or for outcomes from it on."""
+    return node.is_planned or bool(node.num_planned) or any(_is_called_for(child) for child in node.sent_children)
 
 
 def _slot(node: Node) -> int:

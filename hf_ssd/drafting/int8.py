@@ -39,7 +39,7 @@ class Int8Linear(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """As `nn.Linear`: from `(..., in_features)` to `(..., out_features)`, in the dtype of the inputs."""
-        rows = inputs.float()
+        rows = inputs.float().reshape(-1, self.in_features)
         # Per token: a single outlier among them must not blur all others.
         scales = rows.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12)
         bytes_ = (rows * (LEVELS / scales)).round_().add_(ZERO_POINT).to(torch.uint8)
@@ -60,7 +60,7 @@ class Int8Linear(nn.Module):
         ).mul_(scales)
         if self._bias is not None:
             outputs += self._bias
-        return outputs.to(inputs.dtype)
+        return outputs.to(inputs.dtype).view(*inputs.shape[:-1], self.out_features)
 
 
 def is_supported() -> bool:
@@ -109,7 +109,7 @@ def quantize_linears(model: nn.Module) -> None:
         )
     replaced: dict[int, Int8Linear] = {}
     for module in list(model.modules()):
-        for name, child in list(module.named_children()):
+        for name, child in list(module._modules.items()):  # `named_children` names a shared layer only once
             # Exact type: what a subclass does beyond a product is not known here.
             if type(child) is nn.Linear and child.weight.device.type == "cpu":
                 if id(child) not in replaced:

@@ -55,8 +55,9 @@ class TreeMask:
         if self.window is not None and max(positions) >= self.window:
             mask = _additive(0, num_slots, visible)
             for row, position in enumerate(positions):
-                # A branch is shorter than any sensible window, but for its own slots the position is not the slot.
                 mask[row, : max(min(position - self.window + 1, num_trunk), 0)] = -np.inf
+                # On a branch the position is not the slot, but each ancestor is one position before the next.
+                mask[row, list(visible[row][1][: -self.window])] = -np.inf
             windowed = self._finish(mask)
         if self.layer_types:
             return {kind: windowed if kind == "sliding_attention" else full for kind in self.layer_types}

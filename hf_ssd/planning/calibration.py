@@ -43,8 +43,11 @@ class Calibration:
         self._seen = {event: [0.0] * len(self._centers) for event in Event}
         self._happened = {event: [0.0] * len(self._centers) for event in Event}
         self._prior = {event: list(self._centers) for event in Event}
-        # Drafted tokens are the likeliest of all, which an unlikely token hardly ever is.
-        self._prior[Event.ACCEPTED] = [center + center * (expected - center) / 2 for center in self._centers]
+        # Draft tokens that the assistant holds likely are right about as often as expected; the others hardly ever are,
+        # since they only come when both models disagree with its first choice.
+        self._prior[Event.ACCEPTED] = [
+            center + center * (expected - center) / 2 if center > 0.3 else center / 2 for center in self._centers
+        ]
 
     def update(self, event: Event, probability: float, happened: bool) -> None:
         """Takes in whether the target agreed on a token that the assistant gave `probability`."""

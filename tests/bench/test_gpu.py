@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 from rich.console import Console
+from streamers import take_time
 from tiny_models import prompt
 
 from hf_ssd import SSDConfig
@@ -58,9 +59,8 @@ class TestSynthetic:
         assistant = SyntheticForCausalLM.of(SHAPES["tiny"], agreement=0.8, seed=1)
         arguments = {"max_new_tokens": 48, "do_sample": False}
         expected = target.generate(prompt(6), **arguments).tolist()
-        ids = generate_with_ssd(
-            target, inputs=prompt(6), assistant_model=assistant, ssd_config=SSDConfig(backend="stream"), **arguments
-        )
+        arguments |= {"assistant_model": assistant, "stopping_criteria": take_time()}
+        ids = generate_with_ssd(target, inputs=prompt(6), ssd_config=SSDConfig(backend="stream"), **arguments)
         assert ids.tolist() == expected
         assert target.ssd_stats.num_hits
 

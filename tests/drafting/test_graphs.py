@@ -9,6 +9,7 @@ import pytest
 import tiny_zoo
 import torch
 from plain import assert_equals_plain
+from streamers import take_time
 from tiny_models import VOCAB_SIZE, make_noisy, prompt
 from transformers import LlamaForCausalLM, LlamaModel, PreTrainedModel
 
@@ -217,14 +218,9 @@ class TestWhole:
         assistant = make_noisy()
         # With one token left to choose from, sampling has one outcome too, and goes through the rule for draws.
         sampling = {"do_sample": True, "top_k": 1} if do_sample else {}
-        stats = assert_equals_plain(
-            target,
-            assistant,
-            prompt(6),
-            SSDConfig(backend="stream", num_assistant_tokens=4),
-            max_new_tokens=80,
-            **sampling,
-        )
+        config = SSDConfig(backend="stream", num_assistant_tokens=4)
+        arguments = {"max_new_tokens": 60, "stopping_criteria": take_time, **sampling}
+        stats = assert_equals_plain(target, assistant, prompt(6), config, **arguments)
         assert stats.num_hits
         assert made[0]._stages
         pool.close_worker(assistant)

@@ -7,12 +7,13 @@ transformers repeats keys and values for every head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import is_flash_attn_2_available
@@ -26,6 +27,19 @@ FEW_SCORES = 16_384  # for each head of keys; up to here one fused call is faste
 
 # Arguments that change scores; a model that gives one of them is left to transformers' attention.
 _UNKNOWN_HERE = ("softcap", "position_bias", "s_aux")
+
+
+@contextmanager
+def use(config: PreTrainedConfig) -> Iterator[None]:
+    """Within it models of this config attend by it. With masks of full width that changes nothing, so that other
+    threads may run them meanwhile.
+    """
+    own = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = own
 
 
 def register() -> None:
@@ -105,7 +119,8 @@ def _attend_in_two(
     )
     if num_tail == 0:
         return output
-    scores = (query @ key[:, num_prefix:].mT).float() * scaling
+    # In float32: a large score that is rounded to bfloat16 is off by a factor in the softmax.
+    scores = (query.float() @ key[:, num_prefix:].float().mT) * scaling
     scores.unflatten(-2, (-1, num_tokens)).add_(tail_mask)
     lse = lse[..., None]
     merged_lse = torch.logaddexp(lse, scores.logsumexp(dim=-1, keepdim=True))
