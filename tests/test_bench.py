@@ -219,7 +219,7 @@ def test_report_and_plots_are_written(result: BenchResult, tmp_path: Path) -> No
     pytest.importorskip("matplotlib")
     names = write_files(result, tmp_path)
     plots = ["acceptance.png", "fan_outs.png", "speedup_t0.png", "speedup_t1.png", "time_line.png"]
-    plots.append("tokens_per_round.png")
+    plots += ["speedup_decode_t0.png", "speedup_decode_t1.png", "tokens_per_round.png"]
     assert sorted(names) == sorted(["bench.json", "report.md", "trace.json", *plots])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     for name in plots:

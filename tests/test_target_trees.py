@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -19,7 +20,7 @@ from hf_ssd import SSDConfig, orchestration
 from hf_ssd.compat import CACHE_KEY
 from hf_ssd.generation import generate_with_ssd
 from hf_ssd.protocol import DraftRequest
-from hf_ssd.target_trees import keeps_everything, takes_trees, tree_inputs
+from hf_ssd.target_trees import Masks, keeps_everything, masks_of, tree_inputs
 from hf_ssd.types import Origin, Outcome, Speculation
 
 K = 4
@@ -303,6 +304,10 @@ def assert_same_cache(cache: DynamicCache, expected: DynamicCache) -> None:
         torch.testing.assert_close(layer.values, right.values, atol=1e-4, rtol=1e-4)
 
 
+def takes_trees(model) -> bool:
+    return masks_of(model) is not Masks.OWN
+
+
 class TestWhoTakesTrees:
     @pytest.mark.parametrize("family", tiny_zoo.FAMILIES)
     def test_windows_and_alibi_do_not(self, family: str) -> None:
@@ -314,7 +319,13 @@ class TestWhoTakesTrees:
         assert takes_trees(target)
         forward = type(target).forward
         calls = []
-        monkeypatch.setattr(type(target), "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
+
+        @functools.wraps(forward)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            return forward(*args, **kwargs)
+
+        monkeypatch.setattr(type(target), "forward", counted)
         assert takes_trees(target)
         assert not calls
         target.set_attn_implementation("eager")
@@ -399,7 +410,7 @@ class TestInputs:
         cache = DynamicCache()
         cache.update(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2), 0)
         values = {"position_ids": torch.arange(3, 8)[None], CACHE_KEY: cache, "attention_mask": padding}
-        return tree_inputs(values, self.TREE, torch.float32)
+        return tree_inputs(values, self.TREE, Masks.FULL, torch.float32)
 
     def test_each_token_sees_its_ancestors_and_itself(self) -> None:
         mask = self.inputs(None)["attention_mask"]

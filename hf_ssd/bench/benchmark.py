@@ -10,12 +10,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from ..drafting import make_assistant
+from ..drafting import AssistantModel, make_assistant
 from ..drafting.int8 import may_pay, quantize_linears
 from ..metrics import SSDStats
 from ..pairs import Pair
@@ -146,14 +147,19 @@ class Benchmark:
     def _try_fan_outs(self, temperature: float) -> FanOutFigures:
         """Records rounds on all prompts, then replays them."""
         settings = self.settings
-        with torch.inference_mode():
-            drafter = ChainDrafter(make_assistant(self._pair.assistant, settings.ssd_config.assistant_quantization))
+        drafter = ChainDrafter(self._drafting_assistant)
         for index, inputs in enumerate(self._inputs):
             self._say(temperature, f"recording rounds, prompt {index + 1} of {len(self._inputs)}", self._num_done)
             arguments, seed = self._generation_kwargs(temperature), settings.seed + index
             record_rounds(self._pair.target, drafter, inputs, arguments, settings.max_new_tokens, seed)
             self._num_done += 1
         return compare_fan_outs(drafter.rounds, settings.ssd_config, temperature)
+
+    @cached_property
+    def _drafting_assistant(self) -> AssistantModel:
+        """The assistant as SSD drafts with it."""
+        with torch.inference_mode():
+            return make_assistant(self._pair.assistant, self.settings.ssd_config.assistant_quantization)
 
     def _trace(self) -> SSDStats | None:
         """One more SSD call with its time line, at the first temperature."""

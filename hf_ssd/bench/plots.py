@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ GREY = "#999999"
 ARM_COLOURS = {AR: GREY, HF_ASSISTED: ORANGE, HF_INT8: RED, PROMPT_LOOKUP: SKY, SD: GREEN, SSD: BLUE}
 VARIANT_COLOURS = (PURPLE, YELLOW, BLACK, RED)
 SERIES_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY, BLACK)
+MARKERS = "os^Dv"
 SPAN_COLOURS = {
     "prefill": GREY,
     "verify": BLUE,
@@ -37,6 +39,9 @@ SPAN_COLOURS = {
     "just in time": ORANGE,
     "look up": BLACK,
 }
+# File, title and figure of the speed-ups.
+SPEEDUPS = (("speedup", "end to end", "ratios"), ("speedup_decode", "after the first token", "decode_ratios"))
+MAX_WIDTH = 13.0  # of a figure, in inches
 NUM_SHOWN_ROUNDS = 12  # on the time line
 MIN_SHOWN_COUNT = 10  # below, the acceptance of a position is a matter of luck
 DPI = 150
@@ -56,14 +61,12 @@ def write_plots(result: BenchResult, folder: Path) -> tuple[tuple[str, str], ...
         ImportError: If matplotlib is not installed.
         OSError: If a file cannot be written.
     """
-    plots: list[tuple[str, str, Callable[[], Figure | None]]] = [
-        (
-            f"speedup_t{measurement.temperature:g}.png",
-            f"Speed-up per category, {name_temperature(measurement.temperature)}",
-            partial(plot_speedups, measurement),
-        )
-        for measurement in result.measurements
-    ]
+    plots: list[tuple[str, str, Callable[[], Figure | None]]] = []
+    for measurement in result.measurements:
+        at = f"t{measurement.temperature:g}"
+        for name, title, field in SPEEDUPS:
+            caption = f"Speed-up {title}, {name_temperature(measurement.temperature)}"
+            plots.append((f"{name}_{at}.png", caption, partial(plot_speedups, measurement, field, caption)))
     plots += [
         ("acceptance.png", "Acceptance by draft position", partial(plot_acceptance, result.measurements)),
         ("tokens_per_round.png", "Tokens per round over time", partial(plot_tokens_per_round, result.measurements)),
@@ -79,32 +82,35 @@ def write_plots(result: BenchResult, folder: Path) -> tuple[tuple[str, str], ...
     return tuple(written)
 
 
-def plot_speedups(measurement: Measurement) -> Figure | None:
-    """Bars: for every category how many times as fast as plain generate() each arm is. `None` without that arm."""
-    if AR not in measurement.arms:
+def plot_speedups(measurement: Measurement, field: str = "ratios", title: str = "Speed-up") -> Figure | None:
+    """Bars: for every category how many times as fast as plain generate() each arm is. `None` without that arm.
+
+    Args:
+        measurement: Figures at one temperature.
+        field: `"ratios"` or `"decode_ratios"` of [`ArmFigures`].
+        title: What that is.
+    """
+    if AR not in measurement.arms or len(measurement.arms) == 1:
         return None
     names = [name for name in measurement.arms if name != AR]
     groups = dict(measurement.categories)
     if len(groups) != 1:
         groups = {ALL: measurement.arms, **groups}
-    width = max(8.0, 0.16 * len(groups) * (len(names) + 2) + 1.5)
-    figure, panels = _figure(width, 7.0, num_rows=2)
-    for axes, what in zip(panels, ("end to end", "after the first token"), strict=True):
+    group_width = max(0.16 * (len(names) + 2), 0.9)
+    num_rows = math.ceil(len(groups) * group_width / MAX_WIDTH)
+    per_row = math.ceil(len(groups) / num_rows)
+    width = max(7.0, per_row * group_width + 1)
+    figure, panels = _figure(width, 2.8 * num_rows + 1.6, num_rows=num_rows)
+    for row, axes in enumerate(panels):
+        shown = list(groups)[row * per_row : (row + 1) * per_row]
         for index, name in enumerate(names):
-            arms = [group[name] for group in groups.values()]
-            ratios = [arm.ratios[AR] if what == "end to end" else arm.decode_ratios.get(AR) for arm in arms]
-            _bar_group(axes, ratios, index, names)
+            _bar_group(axes, [getattr(groups[group][name], field).get(AR) for group in shown], index, names)
         axes.axhline(1.0, color=BLACK, linewidth=1, linestyle="--", zorder=1)
-        axes.set_xlim(-0.6, len(groups) - 0.4)
-        axes.set_ylabel(what)
+        axes.set_xticks(range(len(shown)), [name.replace("_", " ") for name in shown])
+        axes.set_xlim(-0.6, per_row - 0.4)
+        axes.set_ylabel("x AR")
         axes.grid(axis="y", alpha=0.3, zorder=0)
-    panels[1].set_xticks(range(len(groups)), [name.replace("_", " ") for name in groups])
-    if len(groups) > 6:
-        panels[1].tick_params(axis="x", rotation=30)
-        for label in panels[1].get_xticklabels():
-            label.set_horizontalalignment("right")
-    temperature = name_temperature(measurement.temperature)
-    figure.suptitle(f"Speed-up over AR on the target's cores, {temperature} (lines: 95 % intervals)")
+    figure.suptitle(f"{title}\nAR on the target's cores is 1; lines are 95 % intervals")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=_columns(len(names), width))
     return figure
@@ -130,29 +136,33 @@ def plot_acceptance(measurements: Sequence[Measurement]) -> Figure | None:
         rates = zip(arm.rounds.acceptance_by_position, arm.rounds.num_reached_by_position, strict=True)
         return [(i + 1, rate) for i, (rate, num_reached) in enumerate(rates) if num_reached >= MIN_SHOWN_COUNT]
 
-    figure, axes = _lines(measurements, points)
-    if axes is None:
+    figure, panels = _lines(measurements, points)
+    if not panels:
         return None
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_ylim(0, 1.02)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("draft position")
-    axes.set_ylabel("accepted, if all before it were")
-    axes.set_title("Acceptance by draft position")
+    for axes in panels:
+        axes.set_ylim(0, 1.02)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("draft position")
+    panels[0].set_ylabel("accepted, if all before it were")
+    figure.suptitle("Acceptance by draft position")
     return figure
 
 
 def plot_tokens_per_round(measurements: Sequence[Measurement]) -> Figure | None:
     """Lines: how many tokens a target forward gives as the texts grow."""
-    figure, axes = _lines(measurements, lambda arm: [] if arm.rounds is None else arm.rounds.tokens_per_round_over_time)
-    if axes is None:
+    figure, panels = _lines(
+        measurements, lambda arm: [] if arm.rounds is None else arm.rounds.tokens_per_round_over_time
+    )
+    for axes in panels:
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=1)
+        axes.set_xlabel("tokens generated so far")
+    if not panels:
         return None
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=1)
-    axes.set_xlabel("tokens generated so far")
-    axes.set_ylabel("tokens per round")
-    axes.set_title("Tokens per round over time")
+    panels[0].set_ylabel("tokens per round")
+    figure.suptitle("Tokens per round over time")
     return figure
 
 
@@ -165,18 +175,18 @@ def plot_fan_outs(fan_outs: Sequence[FanOutFigures]) -> Figure | None:
         for index, (name, rates) in enumerate(figures.hit_rates.items()):
             # A little apart, so that the intervals can be told from each other.
             at = [budget * (1 + 0.05 * (index - 1)) for budget in figures.budgets]
-            axes.plot(at, [rate.value for rate in rates], marker="os^"[index % 3], color=SERIES_COLOURS[index],
-                      label=name.replace("_", "-"))  # fmt: skip
-            _error_bars(axes, at, rates, SERIES_COLOURS[index])
+            colour, label = SERIES_COLOURS[index], name.replace("_", "-")
+            axes.plot(at, [rate.value for rate in rates], marker=MARKERS[index], color=colour, label=label)
+            _error_bars(axes, at, rates, colour)
         axes.set_xscale("log", base=2)
         axes.set_xticks(figures.budgets, map(str, figures.budgets))
         axes.minorticks_off()
+        axes.set_xlabel("outcomes prepared (B)")
         axes.set_title(
             f"{name_temperature(figures.temperature)}\n{figures.num_rounds} rounds, K = {figures.num_draft_tokens}"
         )
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("hit rate")
-    figure.supxlabel("outcomes prepared per round (B)", fontsize="medium")
     figure.suptitle("Hit rate against budget, all fan-outs on the same rounds")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
@@ -211,32 +221,37 @@ def plot_time_line(stats: SSDStats | None) -> Figure | None:
 
 def _lines(
     measurements: Sequence[Measurement], points: Callable[[ArmFigures], Sequence[tuple[float, float]]]
-) -> tuple[Figure, Axes | None]:
-    """A line per temperature for SSD (solid) and SD (dashed); no axes if there is none."""
-    figure, (axes,) = _figure(7.0, 4.6)
-    for index, measurement in enumerate(measurements):
-        for name, style, marker in ((SSD, "-", "o"), (SD, "--", "s")):
+) -> tuple[Figure, Sequence[Axes]]:
+    """A panel each for SSD and SD, with a line per temperature; no panels if there are no points."""
+    names = [name for name in (SSD, SD) if any(name in m.arms and points(m.arms[name]) for m in measurements)]
+    figure, panels = _figure(4.0 * max(len(names), 1) + 1.5, 4.2, num_columns=max(len(names), 1))
+    for axes, name in zip(panels, names, strict=False):
+        for index, measurement in enumerate(measurements):
             line = points(measurement.arms[name]) if name in measurement.arms else ()
             if line:
-                axes.plot(*zip(*line, strict=True), style, marker=marker, markersize=4,
-                          color=SERIES_COLOURS[index % len(SERIES_COLOURS)],
-                          label=f"{title_of(name)}, {name_temperature(measurement.temperature)}")  # fmt: skip
-    handles, labels = axes.get_legend_handles_labels()
-    if not handles:
-        return figure, None
-    axes.grid(alpha=0.3)
-    figure.legend(handles, labels, loc="outside right upper")
-    return figure, axes
+                colour, marker = SERIES_COLOURS[index % len(SERIES_COLOURS)], MARKERS[index % len(MARKERS)]
+                label = name_temperature(measurement.temperature)
+                axes.plot(*zip(*line, strict=True), color=colour, marker=marker, markersize=5, label=label)
+        axes.set_title(title_of(name))
+        axes.grid(alpha=0.3)
+    if not names:
+        return figure, ()
+    # One entry per temperature, wherever it has a line.
+    handles = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper")
+    return figure, panels
 
 
 def _figure(width: float, height: float, *, num_rows: int = 1, num_columns: int = 1) -> tuple[Figure, Sequence[Axes]]:
-    """An empty figure, sizes in inches, with panels below or beside each other that share their axes."""
+    """An empty figure, sizes in inches, with panels below or beside each other that share their y axis."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError('Plots need the package matplotlib: pip install "hf-ssd[bench]".') from None
     figure = Figure(figsize=(width, height), layout="constrained")
-    panels = figure.subplots(num_rows, num_columns, sharex=num_rows > 1, sharey=num_columns > 1, squeeze=False)
+    panels = figure.subplots(num_rows, num_columns, sharey=True, squeeze=False)
     return figure, list(panels.flat)
 
 
@@ -257,7 +272,7 @@ def _arm_style(name: str, names: Sequence[str]) -> tuple[str, str | None]:
 
 def _columns(num_entries: int, width: float) -> int:
     """Columns of a legend that fits under a figure of some width in inches."""
-    return max(1, min(num_entries, int(width / 1.9)))
+    return max(1, min(num_entries, int(width / 2.7)))
 
 
 def _bars(spans: Sequence[Span], start_ns: int, end_ns: int) -> list[tuple[float, float]]:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def bench(
     suite: Annotated[
-        str, typer.Option(help="chat, maths, code, copying, long, a JSONL file, or hub:NAME[:CONFIG][@SPLIT].")
+        str,
+        typer.Option(help="chat, maths, code, copying, long, a JSONL file, or hub:NAME (also hub:NAME:CONFIG@SPLIT)."),
     ] = "code",
     sample: Annotated[
         int | None, typer.Option(help="Take so many prompts, spread over the categories.", show_default=False)

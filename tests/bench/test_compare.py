@@ -13,8 +13,9 @@ from tiny_pair import byte_tokenizer, save_tiny_pair
 from typer.testing import CliRunner
 
 from hf_ssd.bench.arms import Runner, build_arms
-from hf_ssd.bench.compare import encode, schedule
+from hf_ssd.bench.encoding import encode
 from hf_ssd.bench.prompts import Prompt
+from hf_ssd.bench.schedule import schedule
 from hf_ssd.bench.settings import ARM_NAMES, CompareSettings
 from hf_ssd.cli import app
 from hf_ssd.config import SSDConfig
