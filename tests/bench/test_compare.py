@@ -54,7 +54,7 @@ def test_the_report_has_the_documented_fields(report: dict[str, Any], pair_optio
     assert tuple(report["arms"]) == ARM_NAMES
     ratios = {f"ratio_to_{peer}" for peer in PEERS}
     speeds = {"tokens_per_s", "decode_tokens_per_s", "ttft_ms"}
-    others = {"identical_to_ar", "first_differences", "threads", "settings", "degraded"}
+    others = {"identical_to_ar", "first_differences", "threads", "settings", "degraded", "profile"}
     fields = {*speeds, *ratios, *SSD_FIGURES, *others}
     for arm in report["arms"].values():
         assert set(arm) == fields
