@@ -61,6 +61,13 @@ class Node:
         """Whether it was drafted, rather than guessed as a bonus token."""
         return self.num_drafted > 0
 
+    def set_chance(self, chance: float) -> None:
+        """Changes the chance, and those below it in proportion."""
+        if self.chance > 0 and self.children:
+            for node in self.descendants():
+                node.chance *= chance / self.chance
+        self.chance = chance
+
     @property
     def sent_children(self) -> list[Node]:
         return [child for child in self.children if child.is_sent]

@@ -189,7 +189,7 @@ class DraftEngine:
                 if child.is_sent:
                     self._calibration.update(child.event, child.confidence, child in path)
                     if child.match is not None:
-                        self._calibration.update(Event.COPIED, child.match, child in path)
+                        self._calibration.update(Event.OBJECTED, child.match, child in path)
                 elif node is last and child.event in (Event.REPLACED, Event.APPENDED):
                     self._calibration.update(child.event, child.confidence, child.token == bonus_token)
 
@@ -265,17 +265,18 @@ class DraftEngine:
             copied = {child.token: child for child in node.children}
             is_main = node.is_planned
             for candidate in candidates:
-                child = copied.get(candidate.token)
-                if child is None:
-                    child = self._add_child(node, candidate.token)
-                else:
-                    child.match = child.confidence
-                child.event, child.confidence = Event.ACCEPTED, candidate.probability
+                child = copied.pop(candidate.token, None)
+                match = None if child is None else child.confidence
+                child = self._add_child(node, candidate.token) if child is None else child
+                child.event, child.confidence, child.match = Event.ACCEPTED, candidate.probability, match
                 child.distribution = candidate.distribution
-                chance = node.chance * self._calibration(Event.ACCEPTED, candidate.probability)
-                child.chance = max(child.chance, chance) if child.match is not None else chance
+                child.set_chance(node.chance * self._calibration(Event.ACCEPTED, candidate.probability))
                 child.is_planned, is_main = is_main and not self.overlaps, False
-            if self._ngrams is not None and not copied:
+            for child in copied.values():
+                # Copied before the assistant had a say, which now is for something else.
+                child.event = Event.OBJECTED
+                child.set_chance(node.chance * self._calibration(Event.OBJECTED, child.confidence))
+            if self._ngrams is not None and len(node.children) == len(candidates):
                 self._copy(node)
 
     def _copy(self, node: Node) -> None:
@@ -284,16 +285,18 @@ class DraftEngine:
         tokens, length = self._ngrams.lookup([each.token for each in node.path()], MAX_COPIED_TOKENS)
         for token in tokens:
             strength = match_strength(length)
-            chance = node.chance * self._calibration(Event.COPIED, strength)
+            event = Event.OBJECTED if node.is_run else Event.COPIED
+            chance = node.chance * self._calibration(event, strength)
             is_wanted = node.position + 1 < self._last_position and node.num_drafted < self.config.max_draft_tokens
-            if chance < MIN_COPIED_CHANCE or not is_wanted:
-                return
             child = next((child for child in node.children if child.token == token), None)
-            if child is None:
-                child = self._add_child(node, token)
-                child.event, child.confidence, child.chance = Event.COPIED, strength, chance
+            if child is not None:
+                child.match = strength
+                child.set_chance(max(child.chance, chance))
+            elif chance < MIN_COPIED_CHANCE or not is_wanted:
+                return
             else:
-                child.match, child.chance = strength, max(child.chance, chance)
+                child = self._add_child(node, token)
+                child.event, child.confidence, child.chance = event, strength, chance
             node, length = child, min(length + 1, MAX_LENGTH)
 
     def _add_child(self, node: Node, token: int) -> Node:

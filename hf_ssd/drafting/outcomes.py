@@ -81,10 +81,8 @@ class OutcomeRanker:
                 child = Node(candidate.token, node, node.position + 1)
                 node.children.append(child)
                 new.append(child)
-            elif child.chance > 0:
-                for each in child.descendants():
-                    each.chance *= chance / child.chance
-            child.chance, child.confidence, child.event = chance, candidate.probability, event
+            child.set_chance(chance)
+            child.confidence, child.event = candidate.probability, event
             child.is_planned = node.num_planned is not None and rank < node.num_planned
         if node.num_planned is not None:
             # A budget is a budget.

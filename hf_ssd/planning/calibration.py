@@ -15,6 +15,7 @@ class Event(Enum):
     REPLACED = "replaced"  # what was drafted there is rejected, and this is the bonus token
     APPENDED = "appended"  # nothing was drafted there, and this is the bonus token
     COPIED = "copied"  # the token followed earlier in the text, and the target accepts it; by the strength of the match
+    OBJECTED = "objected"  # the same where the assistant would rather have something else
 
 
 # Finer where it matters: near certainty a small step in probability is a large one in the tokens that follow.
@@ -48,6 +49,9 @@ class Calibration:
         self._prior[Event.ACCEPTED] = [
             center + center * (expected - center) / 2 if center > 0.3 else center / 2 for center in self._centers
         ]
+
+        self._prior[Event.COPIED] = [center * 0.6 for center in self._centers]
+        self._prior[Event.OBJECTED] = [center * 0.15 for center in self._centers]
 
     def update(self, event: Event, probability: float, happened: bool) -> None:
         """Takes in whether the target agreed on a token that the assistant gave `probability`."""

@@ -151,7 +151,7 @@ class Driver:
             assert is_likely or (*prefix[-2:], token) in trigrams, (node, prefix)
         assert self.last.depth <= self.request.config.max_draft_tokens
         for node in self.nodes:
-            drafted = [child for child in node.children if child.event is not Event.COPIED]
+            drafted = [child for child in node.children if child.event not in (Event.COPIED, Event.OBJECTED)]
             if node.is_run and drafted and not self.request.do_sample:
                 prefix = [*self.row, *(each.token for each in node.path())]
                 scores = self.rival.scores(prefix)
