@@ -28,6 +28,7 @@ MIN_CHANCE = 0.004  # below, nothing is worth a place in a forward
 MIN_CHANCE_UNHURRIED = 0.02  # the same where no outcome is waited for
 MIN_UNMEASURED_CHANCE = 0.1  # of what is verified, before it is known what that costs
 MAX_STEP_TOKENS = 48
+MAX_PREPARED_TOKENS = 1024  # that no plan asks for: beyond, a slow reader of the text would fill the memory
 MAX_COPIED_TOKENS = 8
 MIN_COPIED_CHANCE = 0.02
 FIRST_LENGTH = 4  # draft tokens just in time, before anything has been measured
@@ -211,6 +212,8 @@ class DraftEngine:
         planned = [node for node in self._frontier if _is_called_for(node)]
         if not self.overlaps:
             return self._frontier[:MAX_STEP_TOKENS]
+        if not planned and self._cache.get_seq_length() - self._num_cached >= MAX_PREPARED_TOKENS:
+            return []
         rates = self._pace.rates(self._acceptance(1)[0])
         is_first = not any(node.is_run and not node.is_sent and not node.is_draft for node in self._root.descendants())
         if planned or is_first or rates is None:
@@ -316,8 +319,12 @@ class DraftEngine:
             self._read_row()
             if self._root.position + 1 < self._last_position:
                 self._add_drafts([self._root])
+            first_slot = self._cache.get_seq_length()
             while True:
                 nodes = self._next_just_in_time()
+                if self._max_tree_tokens:
+                    # More than can be sent would be waited for in vain.
+                    nodes = nodes[: max(self._max_tree_tokens - (self._cache.get_seq_length() - first_slot), 0)]
                 self._pace.step.update(num_run, (time.monotonic() - started) * 1e3)
                 if not nodes:
                     return
@@ -370,8 +377,8 @@ class DraftEngine:
             return False
         if rates is None:
             return node.chance > MIN_UNMEASURED_CHANCE
-        # As a bonus token a second choice could be drafted after at once. As a draft token it has to be run first, so that
-        # the next speculation has a token less.
+        # As a bonus token a second choice could be drafted after at once. As a draft token it has to be run first, so
+        # that the next speculation has a token less.
         is_second_choice = not node.is_run and any(other.chance > node.chance for other in _siblings(node))
         return is_worth_verifying(node.chance, rates, rates.acceptance**depth if is_second_choice else 0.0)
 

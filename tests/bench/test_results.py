@@ -51,8 +51,7 @@ def test_tokens_that_came_with_the_first_do_not_count_as_decoded() -> None:
 
 
 def test_the_fastest_variant_counts_and_all_are_stated() -> None:
-    slow = Arm("hf_assisted", Method.ASSISTED, 1)
-    fast = Arm("hf_assisted", Method.ASSISTED, 1, num_assistant_tokens=3)
+    slow, fast = (Arm("hf_assisted", Method.ASSISTED, 1, num_assistant_tokens=number) for number in (None, 3))
     calls = {slow: {(0, 0): call(10, 2.0)}, fast: {(0, 0): call(10, 1.0, num_first=4, emissions=4)}}
     assert fastest_variants(calls) == {"hf_assisted": fast}
     result = summarise_arm(fast, calls[fast], {"defaults": 5.0, "K=3": 10.0})
