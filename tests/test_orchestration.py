@@ -11,7 +11,9 @@ from transformers import StoppingCriteriaList, TextIteratorStreamer, TextStreame
 
 from hf_ssd import SSDConfig, enable_ssd
 from hf_ssd.compat import CACHE_KEY
+from hf_ssd.drafting.pace import Pace
 from hf_ssd.generation import generate_with_ssd
+from hf_ssd.planning import AcceptanceEstimate, Calibration
 from hf_ssd.runtime import pool
 
 GREEDY = {"max_new_tokens": 30, "do_sample": False}
@@ -43,8 +45,13 @@ class TestBatches:
         assert ssd(target, noisy, **batch, **settings).tolist() == plain.tolist()
         assert num_rows == 1 or (plain == 0).any(), "no row ended early"
 
-    def test_padding_costs_no_acceptance(self, target, noisy) -> None:
+    def test_padding_costs_no_acceptance(self, target, noisy, monkeypatch) -> None:
         """Wrong positions on the assistant's side would only show here."""
+        # How large trees are must not depend on the clock.
+        monkeypatch.setattr(Pace, "rates", lambda self, acceptance: None)
+        # Each row would start with what was measured in the one before.
+        monkeypatch.setattr(Calibration, "update", lambda self, *args: None)
+        monkeypatch.setattr(AcceptanceEstimate, "update", lambda self, *args: None)
         prompts = [prompt(3), prompt(9, seed=1)]
         singles = []
         for ids in prompts:

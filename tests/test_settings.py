@@ -11,6 +11,7 @@ import torch
 from tiny_models import make_noisy, prompt
 
 from hf_ssd import SSDConfig
+from hf_ssd.drafting import engine
 from hf_ssd.drafting.int8 import is_supported
 from hf_ssd.drafting.pace import Pace
 from hf_ssd.generation import generate_with_ssd
@@ -48,8 +49,12 @@ EFFECTS = {
     "ngram_drafts": Effect(False, True, drafts, prompt_length=700),
     "cache_budget": Effect(1, 12, lambda stats, _: stats.num_hits),
     "fan_out": Effect([1], [6], lambda stats, _: stats.num_hits),
-    "expected_acceptance": Effect(0.02, 0.98, hits, {**INLINE, "cache_budget": 2, "fan_out": "geometric"}),
-    "power_law_exponent": Effect(0.01, 50.0, hits, {**INLINE, "cache_budget": 5, "fan_out": "geometric"}),
+    "expected_acceptance": Effect(
+        0.02, 0.98, hits, {**INLINE, "cache_budget": 2, "fan_out": "geometric", "draft_tree_size": None}
+    ),
+    "power_law_exponent": Effect(
+        0.01, 50.0, hits, {**INLINE, "cache_budget": 5, "fan_out": "geometric", "draft_tree_size": None}
+    ),
     "draft_vocab_size": Effect(None, 4, lambda stats, _: stats.acceptance),
     "assistant_quantization": Effect(None, "int8" if is_supported() else "auto", drafts),
     "backend": Effect("inline", "process", lambda stats, _: stats.assistant_threads),
@@ -72,6 +77,7 @@ def test_a_field_has_its_effect(field, target, shared_noisy, monkeypatch) -> Non
         pytest.skip("this build of torch has no kernels for 8 bits")
     # What is measured must come from the field, not from the clock.
     monkeypatch.setattr(Pace, "rates", lambda self, acceptance: None)
+    monkeypatch.setattr(engine, "MIN_UNMEASURED_CHANCE", 0.02)
     receive = AssistantWorker.receive
 
     def observe(value: Any) -> Any:

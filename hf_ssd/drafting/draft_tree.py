@@ -117,7 +117,7 @@ def likeliest_first(root: Node, is_worth: Callable[[Node, int], bool]) -> list[N
     Args:
         root: Where to start; not part of the result.
         is_worth: Whether to take one more node, given that node and how many there are. The likeliest node that is
-            left is asked about; when it is not worth it, no other is.
+            left is asked about; what follows one that is left out is left out too.
     """
     chosen: list[Node] = []
     number = 0  # ties go to the older node
@@ -131,7 +131,7 @@ def likeliest_first(root: Node, is_worth: Callable[[Node, int], bool]) -> list[N
         if not heap:
             return chosen
         node = heapq.heappop(heap)[2]
-        if not is_worth(node, len(chosen)):
-            return chosen
-        chosen.append(node)
-        nodes = node.children
+        nodes = []
+        if is_worth(node, len(chosen)):
+            chosen.append(node)
+            nodes = node.children

@@ -10,7 +10,7 @@ import torch
 from transformers.utils import logging
 
 from ..kv_cache import keep_branch
-from ..planning import AcceptanceEstimate, Calibration, Event, best_step, is_worth_verifying, step_width
+from ..planning import AcceptanceEstimate, Calibration, Event, Rates, best_step, is_worth_verifying, step_width
 from ..protocol import DraftRequest
 from ..types import Miss, Origin, Outcome, Span, Speculation
 from .assistant import AssistantModel
@@ -28,6 +28,7 @@ MIN_CHANCE = 0.004  # below, nothing is worth a place in a forward
 MIN_CHANCE_UNHURRIED = 0.02  # the same where no outcome is waited for
 MIN_UNMEASURED_CHANCE = 0.1  # of what is verified, before it is known what that costs
 MAX_STEP_TOKENS = 48
+MAX_PREPARED_TOKENS = 1024  # that no plan asks for: beyond, a slow reader of the text would fill the memory
 MAX_COPIED_TOKENS = 8
 MIN_COPIED_CHANCE = 0.02
 FIRST_LENGTH = 4  # draft tokens just in time, before anything has been measured
@@ -211,6 +212,8 @@ class DraftEngine:
         planned = [node for node in self._frontier if _is_called_for(node)]
         if not self.overlaps:
             return self._frontier[:MAX_STEP_TOKENS]
+        if not planned and self._cache.get_seq_length() - self._num_cached >= MAX_PREPARED_TOKENS:
+            return []
         rates = self._pace.rates(self._acceptance(1)[0])
         is_first = not any(node.is_run and not node.is_sent and not node.is_draft for node in self._root.descendants())
         if planned or is_first or rates is None:
@@ -316,8 +319,12 @@ class DraftEngine:
             self._read_row()
             if self._root.position + 1 < self._last_position:
                 self._add_drafts([self._root])
+            first_slot = self._cache.get_seq_length()
             while True:
                 nodes = self._next_just_in_time()
+                if self._max_tree_tokens:
+                    # More than can be sent would be waited for in vain.
+                    nodes = nodes[: max(self._max_tree_tokens - (self._cache.get_seq_length() - first_slot), 0)]
                 self._pace.step.update(num_run, (time.monotonic() - started) * 1e3)
                 if not nodes:
                     return
@@ -348,18 +355,11 @@ class DraftEngine:
 
     def _send(self) -> None:
         """Chooses the speculation: the likeliest draft tokens after the root."""
-        limit = self._max_tree_tokens
-        rates = self._pace.rates(self._acceptance(1)[0])
-        if limit:
+        if self._max_tree_tokens:
+            rates = self._pace.rates(self._acceptance(1)[0])
+            depth = max((node.num_drafted for node in self._root.descendants()), default=0)
             self._sent = likeliest_first(
-                self._root,
-                lambda node, count: (
-                    not count
-                    or (
-                        count < limit
-                        and (is_worth_verifying(node.chance, rates) if rates else node.chance > MIN_UNMEASURED_CHANCE)
-                    )
-                ),
+                self._root, lambda node, count: not count or self._is_worth_sending(node, count, rates, depth)
             )
         else:
             # A drawn token must be sent, whatever it is.
@@ -371,6 +371,16 @@ class DraftEngine:
                 if not child.is_sent:
                     become_bonus(child)
         self._pace.sent(len(self._sent))
+
+    def _is_worth_sending(self, node: Node, count: int, rates: Rates | None, depth: int) -> bool:
+        if count >= self._max_tree_tokens:
+            return False
+        if rates is None:
+            return node.chance > MIN_UNMEASURED_CHANCE
+        # As a bonus token a second choice could be drafted after at once. As a draft token it has to be run first, so
+        # that the next speculation has a token less.
+        is_second_choice = not node.is_run and any(other.chance > node.chance for other in _siblings(node))
+        return is_worth_verifying(node.chance, rates, rates.acceptance**depth if is_second_choice else 0.0)
 
     def _keep(self, path: Sequence[Node], root: Node | None) -> None:
         """Makes `path` part of the row; keeps of the cache what is still right.
@@ -446,6 +456,10 @@ class DraftEngine:
 def _is_called_for(node: Node) -> bool:
     """Whether a plan needs `node` to be run, however unlikely it is: for itself, or for outcomes from it on."""
     return node.is_planned or bool(node.num_planned) or any(_is_called_for(child) for child in node.sent_children)
+
+
+def _siblings(node: Node) -> list[Node]:
+    return [] if node.parent is None else [other for other in node.parent.children if other is not node]
 
 
 def _slot(node: Node) -> int:

@@ -46,7 +46,12 @@ class Pace:
             if self._resolved_at is not None:
                 is_first = self._round_ms is None
                 self._round_tokens = _running_mean(None if is_first else self._round_tokens, num_emitted)
-                self._round_ms = _running_mean(self._round_ms, (now - self._resolved_at) * 1e3)
+                round_ms = (now - self._resolved_at) * 1e3
+                if self._round_ms is not None:
+                    # A hiccup of the machine counts less, as in `LinearFit`: where tokens seem dear, drafting seems to
+                    # pay, which makes rounds longer still.
+                    round_ms = min(round_ms, 2.0 * self._round_ms)
+                self._round_ms = _running_mean(self._round_ms, round_ms)
         self._resolved_at = now
 
     def rates(self, acceptance: float) -> Rates | None:

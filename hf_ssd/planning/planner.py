@@ -81,6 +81,12 @@ def best_step(chances: Sequence[float], rates: Rates, time_left_ms: float) -> in
     return best if profits[best] > 0 else 0
 
 
-def is_worth_verifying(chance: float, rates: Rates) -> bool:
-    """Whether the target should verify one more token, which is accepted with this chance."""
-    return chance * rates.ms_per_token > rates.verify_ms[1]
+def is_worth_verifying(chance: float, rates: Rates, lag_tokens: float = 0.0) -> bool:
+    """Whether the target should verify one more token.
+
+    Args:
+        chance: That it is accepted.
+        rates: Of the run.
+        lag_tokens: What its acceptance costs the next round, which is prepared later than without it, in tokens.
+    """
+    return chance * (1.0 - lag_tokens) * rates.ms_per_token > rates.verify_ms[1]

@@ -54,7 +54,7 @@ def test_the_report_has_the_documented_fields(report: dict[str, Any], pair_optio
     assert tuple(report["arms"]) == ARM_NAMES
     ratios = {f"ratio_to_{peer}" for peer in PEERS}
     speeds = {"tokens_per_s", "decode_tokens_per_s", "ttft_ms"}
-    others = {"identical_to_ar", "first_differences", "threads", "settings", "degraded"}
+    others = {"identical_to_ar", "first_differences", "threads", "settings", "degraded", "profile"}
     fields = {*speeds, *ratios, *SSD_FIGURES, *others}
     for arm in report["arms"].values():
         assert set(arm) == fields
@@ -79,7 +79,8 @@ def test_ratios_divide_by_the_arms_they_name(report: dict[str, Any]) -> None:
 
 def test_figures_that_an_arm_does_not_have_are_null(report: dict[str, Any]) -> None:
     arms = report["arms"]
-    assert all(arms["ssd"][figure] is not None for figure in SSD_FIGURES)
+    # Whether so short a text has a hit, and with it a depth at hits, is up to the clock.
+    assert all(arms["ssd"][figure] is not None for figure in SSD_FIGURES if figure != "depth_at_hit")
     assert arms["sd"]["hit_rate"] is None
     assert arms["sd"]["depth_at_hit"] is None
     assert arms["sd"]["acceptance"] > 0

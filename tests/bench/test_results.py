@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from hf_ssd.bench.arms import Arm, Call
+from hf_ssd.bench.arms import Arm, Call, Method
 from hf_ssd.bench.prompts import KINDS, Prompt, select_prompts
 from hf_ssd.bench.report import explain_identity, explain_speed, print_report
 from hf_ssd.bench.results import (
@@ -51,7 +51,7 @@ def test_tokens_that_came_with_the_first_do_not_count_as_decoded() -> None:
 
 
 def test_the_fastest_variant_counts_and_all_are_stated() -> None:
-    slow, fast = Arm("hf_assisted", 1, assisted=True), Arm("hf_assisted", 1, assisted=True, num_assistant_tokens=3)
+    slow, fast = (Arm("hf_assisted", Method.ASSISTED, 1, num_assistant_tokens=number) for number in (None, 3))
     calls = {slow: {(0, 0): call(10, 2.0)}, fast: {(0, 0): call(10, 1.0, num_first=4, emissions=4)}}
     assert fastest_variants(calls) == {"hf_assisted": fast}
     result = summarise_arm(fast, calls[fast], {"defaults": 5.0, "K=3": 10.0})
@@ -64,7 +64,7 @@ def test_figures_of_ssd_come_from_the_rounds_of_all_calls() -> None:
     hit = RoundStats(4, 4, 5, Origin.CACHE, depth=4, verify_ms=10.0, wait_ms=0.0)
     miss = RoundStats(2, 0, 1, Origin.JUST_IN_TIME, Miss.TOKEN, depth=2, verify_ms=20.0, wait_ms=6.0)
     stats = [SSDStats("ssd", (hit,)), SSDStats("ssd", (hit, miss), degraded="the worker died")]
-    arm = Arm("ssd", 3, 1, True, config=SSDConfig())
+    arm = Arm("ssd", Method.OURS, 3, 1, config=SSDConfig())
     result = summarise_arm(arm, {(0, i): call(10, 1.0, stats=s) for i, s in enumerate(stats)}, {})
     assert result.tokens_per_round == pytest.approx(11 / 3)
     assert result.hit_rate == pytest.approx(2 / 3)
@@ -91,7 +91,9 @@ def comparison(speeds: dict[str, float], dtype: str = "bfloat16", gaps: tuple[fl
     config = SSDConfig()
     arms = {
         name: summarise_arm(
-            Arm(name, 1, config=config if name in ("sd", "ssd") else None), {(0, 0): call(10, 10 / s, first=0.1)}, {}
+            Arm(name, Method.OURS, 1, config=config) if name in ("sd", "ssd") else Arm(name, Method.PLAIN, 1),
+            {(0, 0): call(10, 10 / s, first=0.1)},
+            {},
         )
         for name, s in speeds.items()
     }

@@ -31,12 +31,13 @@ def test_the_likeliest_nodes_are_a_tree_and_no_other_tree_is_likelier(seed: int)
             assert node.parent is root or node.parent in chosen[:index]
 
 
-def test_nothing_after_the_first_that_is_not_worth_it() -> None:
-    root = random_tree(0)
-    asked = []
-    chosen = likeliest_first(root, lambda node, num: asked.append(node) or node.chance > 0.3)
-    assert chosen == asked[:-1]
-    assert asked[-1].chance <= 0.3
+@pytest.mark.parametrize("seed", range(5))
+def test_with_a_node_what_follows_it_is_left_out(seed: int) -> None:
+    root = random_tree(seed)
+    left_out = max(root.descendants(), key=lambda node: len(list(node.descendants())))
+    chosen = likeliest_first(root, lambda node, num: node is not left_out)
+    gone = {id(node) for node in (left_out, *left_out.descendants())}
+    assert {id(node) for node in chosen} == {id(node) for node in root.descendants()} - gone
 
 
 def test_bonus_tokens_are_no_draft_tokens() -> None:

@@ -35,6 +35,12 @@ def config(**fields: object) -> SSDConfig:
     return SSDConfig(**{**values, **fields})
 
 
+@pytest.fixture(autouse=True)
+def bushy(monkeypatch) -> None:
+    """Models this small are sure of nothing; without this the first speculations would hardly ever be trees."""
+    monkeypatch.setattr("hf_ssd.drafting.engine.MIN_UNMEASURED_CHANCE", 0.02)
+
+
 class Rival:
     """The whole row in one forward, for every token."""
 
@@ -197,6 +203,12 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _large_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At random few tokens are right, so that the engine would soon send one token at a time."""
+    monkeypatch.setattr(engine, "MIN_UNMEASURED_CHANCE", 0.01)
+
+
 def play(driver: Driver, num_rounds: int, *, seed: int = 0, share_of_hits: float = 0.6) -> list[Origin]:
     """A long run of hits at every node and of misses, at every depth that the time may have allowed."""
     generator = random.Random(seed)
@@ -270,7 +282,8 @@ class TestAgainstTheRival:
         assert trees >= 5
 
     @pytest.mark.parametrize("size", [1, 2, 5])
-    def test_a_tree_is_no_larger_than_it_may_be(self, size: int) -> None:
+    def test_a_tree_is_no_larger_than_it_may_be(self, size: int, monkeypatch) -> None:
+        monkeypatch.setattr(engine, "MIN_UNMEASURED_CHANCE", 0.0)
         driver = Driver(make_noisy(), config(draft_tree_size=size, ngram_drafts=True))
         generator, sizes = random.Random(0), set()
         for _ in range(10):
@@ -574,6 +587,27 @@ class TestPace:
         fixed, each = driver.engine._pace.step.line
         assert fixed + each == pytest.approx(5.0 * 1.01, rel=0.05)
         assert each == pytest.approx(5.0 * 0.01, rel=0.6)
+
+    def test_a_pause_of_the_machine_does_not_make_drafting_run_away(self, monkeypatch) -> None:
+        """Rounds that seem to take minutes make tokens seem dear, so that everything seems worth to wait for."""
+        driver, clock = self.driver(monkeypatch, step_ms=1.0, verify_ms=50.0, mode="sd")
+        for pause_s in (0.0, 5000.0, 0.0, 0.0):
+            clock.now_s += 0.05 + pause_s
+            ran: list[Node] = []
+            run = driver.engine._run
+            with monkeypatch.context() as patch:
+                patch.setattr(driver.engine, "_run", lambda nodes, ran=ran, run=run: ran.extend(nodes) or run(nodes))
+                self.resolve(driver, driver.true_outcome(), 50.0)
+            assert len(ran) <= driver.request.config.max_tree_tokens
+            assert driver.engine._pace.rates(0.7).ms_per_token < 100.0
+
+    def test_while_nobody_reads_the_text_memory_stays_bounded(self, monkeypatch) -> None:
+        monkeypatch.setattr(engine, "MIN_CHANCE", 0.0)
+        monkeypatch.setattr(engine, "MAX_PREPARED_TOKENS", 300)
+        driver, _ = self.driver(monkeypatch, step_ms=1.0, verify_ms=1e9)
+        driver.deepen()
+        run = [node for node in driver.engine._root.descendants() if node.is_run]
+        assert 300 <= len(run) < 300 + engine.MAX_STEP_TOKENS
 
     def test_where_verifying_is_dear_trees_are_small(self, monkeypatch) -> None:
         sizes = {}

@@ -78,3 +78,5 @@ def test_verifying_one_more_pays_by_what_a_token_is_worth() -> None:
     rates = Rates(100.0, (1.0, 0.1), (50.0, 2.0), 0.7)
     assert is_worth_verifying(0.021, rates)
     assert not is_worth_verifying(0.02, rates)
+    assert is_worth_verifying(0.043, rates, lag_tokens=0.5)
+    assert not is_worth_verifying(0.04, rates, lag_tokens=0.5)
