@@ -50,8 +50,8 @@ def profile(mode: str, **changes: Any) -> Profile:
         "verify_token_ms": 0.15,
         "verify_single_ms": None,
         "overhead_ms": 0.5,
-        "acceptance": (0.8, 0.8, 0.8),
-        "num_tested": (100, 80, 64),
+        "acceptance": (0.8, 0.64, 0.512),
+        "num_drafted": (100, 100, 100),
         "width": 1.0,
         "hit_rate": None,
         "tokens_at_hit": None,
@@ -85,12 +85,19 @@ def write(path: Path, values: Any) -> Path:
 
 
 class TestConditions:
-    def test_acceptance_is_pooled_and_leans_on_all_where_little_was_tested(self) -> None:
-        first = profile("ssd", acceptance=(0.5,), num_tested=(60,))
-        second = profile("sd", acceptance=(0.8, 1.0), num_tested=(30, 10))
-        overall = (30 + 24 + 10) / 100
-        expected = ((54 + 4 * overall) / 94, (10 + 4 * overall) / 14, overall)
+    def test_acceptance_is_pooled_and_leans_on_the_first_position_where_little_was_drafted(self) -> None:
+        first = profile("ssd", acceptance=(0.6,), num_drafted=(60,))
+        second = profile("sd", acceptance=(0.9, 0.5), num_drafted=(30, 20))
+        typical = (36 + 27) / 90
+        until_second = (10 + 4 * typical * typical) / (20 + 4)
+        expected = (typical, until_second / typical, typical)
         assert pooled_acceptance([first, second], 3) == pytest.approx(expected)
+
+    def test_acceptance_never_rises_from_one_position_to_the_next(self) -> None:
+        """Only where much was likely did speculations get to the second position; its acceptance is no better."""
+        selected = profile("sd", acceptance=(0.5, 0.9), num_drafted=(100, 100))
+        assert pooled_acceptance([selected], 2) == pytest.approx((0.5, 1.0))
+        assert pooled_acceptance([profile("sd", acceptance=(0.0,), num_drafted=(9,))], 2) == (0.0, 0.0)
 
     def test_times_are_those_of_the_first_arm(self) -> None:
         sd, ssd = profile("sd", verify_base_ms=20.0, token_ms=3.0), profile("ssd")
@@ -138,7 +145,7 @@ class TestConditions:
 
     def test_a_run_without_draft_tokens_is_refused(self) -> None:
         with pytest.raises(ValueError, match="none of the 1 profiles has any"):
-            conditions_of(SSDConfig(), [profile("sd", acceptance=(), num_tested=())])
+            conditions_of(SSDConfig(), [profile("sd", acceptance=(), num_drafted=())])
 
 
 class TestPaper:

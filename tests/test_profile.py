@@ -96,13 +96,13 @@ def test_hits_and_misses_are_told_apart() -> None:
     assert (profile.steps_at_hit, profile.steps_at_miss) == (3, 2)
 
 
-def test_acceptance_by_position_of_chains() -> None:
+def test_acceptance_counts_the_speculations_that_reached_a_position() -> None:
     rounds = [hit(2, 2), hit(2, 1), hit(2, 0), hit(3, 3), hit(1, 0), hit(1, 1)]
     profile = profile_of([call("ssd", rounds)])
     assert profile is not None
     # The last round does not count: its speculation may have been cut to the tokens still wanted.
-    assert profile.acceptance == pytest.approx((3 / 5, 2 / 3, 1.0))
-    assert profile.num_tested == (5, 3, 1)
+    assert profile.acceptance == pytest.approx((3 / 5, 2 / 4, 1.0))
+    assert profile.num_drafted == (5, 4, 1)
 
 
 def test_trees_hold_several_tokens_per_position() -> None:

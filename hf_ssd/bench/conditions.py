@@ -14,7 +14,7 @@ from .profile import Profile
 # What stands for `cache_budget="auto"`, where the run itself decides how many outcomes it prepares.
 NOMINAL_BUDGET = 8
 
-# How many observations what is known otherwise is worth where a position was tested seldom.
+# How many observations what is known otherwise is worth where a position was drafted seldom.
 WEIGHT = 4.0
 
 # Misses from which on what is drafted after them is taken to be typical.
@@ -200,11 +200,11 @@ def conditions_of(config: SSDConfig, profiles: Sequence[Profile]) -> Conditions:
         profiles: Profiles of its arms, all of the same pair and texts, first the one to be predicted.
 
     Raises:
-        ValueError: If no draft token was tested in any of them.
+        ValueError: If there is no draft token in any of them.
     """
     if not any(profile.acceptance for profile in profiles):
         raise ValueError(
-            f"A prediction needs a run that tested draft tokens, but none of the {len(profiles)} profiles has any. "
+            f"A prediction needs a run with draft tokens, but none of the {len(profiles)} profiles has any. "
             'Run `hf-ssd compare --json` with the arms "sd" and "ssd".'
         )
     main, *others = profiles
@@ -232,20 +232,28 @@ def conditions_of(config: SSDConfig, profiles: Sequence[Profile]) -> Conditions:
 
 
 def pooled_acceptance(profiles: Sequence[Profile], num_positions: int) -> tuple[float, ...]:
-    """Acceptance by position over several profiles. Positions that were tested seldom lean on all others.
+    """Chance of each draft position to be accepted when all before it were, over several profiles.
+
+    Positions that were drafted seldom lean on the first one.
 
     Args:
-        profiles: At least one, with draft tokens that were tested.
-        num_positions: How many positions to give; those that were never tested get the overall acceptance.
+        profiles: At least one, with draft tokens.
+        num_positions: How many positions to give.
     """
-    accepted, tested = [0.0] * num_positions, [0.0] * num_positions
+    accepted, drafted = [0.0] * num_positions, [0.0] * num_positions
     for profile in profiles:
-        for position, (rate, number) in enumerate(zip(profile.acceptance, profile.num_tested, strict=True)):
+        for position, (rate, number) in enumerate(zip(profile.acceptance, profile.num_drafted, strict=True)):
             if position < num_positions:
                 accepted[position] += rate * number
-                tested[position] += number
-    overall = sum(accepted) / sum(tested)
-    return tuple((number + WEIGHT * overall) / (of + WEIGHT) for number, of in zip(accepted, tested, strict=True))
+                drafted[position] += number
+    typical = accepted[0] / drafted[0]
+    rates, before = [], 1.0
+    for position in range(num_positions):
+        believed = WEIGHT * before * typical
+        until = min((accepted[position] + believed) / (drafted[position] + WEIGHT), before)
+        rates.append(until / before if before else 0.0)
+        before = until
+    return tuple(rates)
 
 
 def _depth_per_step(profile: Profile) -> float:

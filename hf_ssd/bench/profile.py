@@ -25,9 +25,9 @@ class Profile:
         verify_token_ms: `b` in it. At least 0; 0 too where all rounds verified equally many tokens.
         verify_single_ms: Measured time of rounds that verified a single token.
         overhead_ms: Time of a round that is neither verification nor waiting: emitting tokens, bookkeeping.
-        acceptance: For each draft position, how often a draft token was accepted there when all before it were and the
-            speculation reached that far.
-        num_tested: How many rounds that is measured on, for each position.
+        acceptance: For each draft position, how often it was accepted, and all before it, where the speculation reached
+            that far. A long speculation is one whose tokens are likely, so no product of rates would give this.
+        num_drafted: How many speculations reached that far, for each position.
         width: Draft tokens per position of a speculation: 1 for chains, more for trees.
         hit_rate: Share of outcomes that the speculation cache was prepared for.
         tokens_at_hit: Tokens of a round whose speculation was a hit.
@@ -53,7 +53,7 @@ class Profile:
     verify_single_ms: float | None
     overhead_ms: float
     acceptance: tuple[float, ...]
-    num_tested: tuple[int, ...]
+    num_drafted: tuple[int, ...]
     width: float
     hit_rate: float | None
     tokens_at_hit: float | None
@@ -120,7 +120,7 @@ def profile_of(stats: Sequence[SSDStats]) -> Profile | None:
         ahead = (steps_at_hit, step_ms)
     steps_at_miss, token_ms = _just_in_time([r for r in later if r.origin is Origin.JUST_IN_TIME], ahead)
     # The last speculation of a call was cut to the tokens still wanted.
-    acceptance, num_tested = _acceptance([round_ for call in calls for round_ in call.rounds[:-1]] or rounds)
+    acceptance, num_drafted = _acceptance([round_ for call in calls for round_ in call.rounds[:-1]] or rounds)
     decode_ms = sum(_decode_ms(call) for call in calls)
     decoded = sum(call.num_tokens - 1 for call in calls)
     return Profile(
@@ -135,7 +135,7 @@ def profile_of(stats: Sequence[SSDStats]) -> Profile | None:
         verify_single_ms=_mean(r.verify_ms for r in rounds if not r.num_draft_tokens),
         overhead_ms=max(decode_ms - sum(r.verify_ms + r.wait_ms for r in rounds), 0.0) / len(rounds),
         acceptance=acceptance,
-        num_tested=num_tested,
+        num_drafted=num_drafted,
         width=_ratio(sum(r.num_draft_tokens for r in rounds), sum(r.depth for r in rounds)) or 1.0,
         hit_rate=_hit_rate(rounds) if mode == "ssd" else None,
         tokens_at_hit=_mean(r.num_emitted for r in hits),
@@ -156,14 +156,12 @@ def _decode_ms(call: SSDStats) -> float:
 
 
 def _acceptance(rounds: Sequence[RoundStats]) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Acceptance by position, and on how many rounds each is measured."""
+    """Acceptance by position, and on how many speculations each is measured."""
     rates, numbers = [], []
     for position in range(max(r.depth for r in rounds)):
-        tested = [r for r in rounds if r.num_accepted >= position and r.depth > position]
-        if not tested:
-            break
-        rates.append(sum(r.num_accepted > position for r in tested) / len(tested))
-        numbers.append(len(tested))
+        drafted = [r for r in rounds if r.depth > position]
+        rates.append(sum(r.num_accepted > position for r in drafted) / len(drafted))
+        numbers.append(len(drafted))
     return tuple(rates), tuple(numbers)
 
 
