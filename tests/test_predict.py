@@ -245,6 +245,12 @@ class TestRecorded:
         assert checks["ar"].measured_tokens_per_round == 1.0
         assert checks["ssd"].measured_tokens_per_round == 3.0
 
+    def test_a_forecast_takes_ar_as_it_was_measured(self, tmp_path: Path) -> None:
+        """The line over several tokens need not hold for one; a check must not know the answer, a forecast should."""
+        (run,) = read_runs(write(tmp_path / "run.json", comparison(ar=25.0, ssd=80.0)))
+        assert predict_ar(run.as_measured()).tokens_per_s == pytest.approx(25.0)
+        assert predict_ar(run.conditions()).tokens_per_s == pytest.approx(1e3 / 30.5)
+
     def test_speed_is_no_input(self, tmp_path: Path) -> None:
         """Otherwise it would be no prediction. So are tokens per round and waiting."""
         reached = {

@@ -98,6 +98,14 @@ def test_other_hardware_scales_a_side_as_a_whole() -> None:
         assert predict(conditions).tokens_per_s == pytest.approx(2 * predict(twice).tokens_per_s)
 
 
+def test_a_single_token_may_take_a_time_of_its_own() -> None:
+    conditions = replace(random_conditions(3), single_ms=300.0)
+    assert predict_ar(conditions).verify_ms == conditions.target_ms == 300.0
+    assert conditions.verify_ms(2) == random_conditions(3).verify_ms(2)
+    assert conditions.changed(Changes(target_ms=150.0)).verify_ms(2) == pytest.approx(conditions.verify_ms(2) / 2)
+    assert conditions.changed(Changes(target_ms=150.0)).target_ms == 150.0
+
+
 def test_what_is_given_is_what_counts() -> None:
     changed = random_conditions(3).changed(
         Changes(target_ms=50.0, assistant_ms=5.0, target_token_ms=0.5, assistant_token_ms=0.1, acceptance=0.7)

@@ -95,6 +95,7 @@ class Conditions:
     Args:
         verify_base_ms: `a` in `a + b n`, the target's time for `n` tokens.
         verify_token_ms: `b` in it.
+        single_ms: Its time for one token, where that is known to differ: other kernels may run then. `None` is `a + b`.
         overhead_ms: The target's bookkeeping per round.
         token_ms: The assistant's time for a token drafted just in time.
         step_ms: Its time for a step ahead with `budget` branches.
@@ -125,6 +126,7 @@ class Conditions:
     depth_per_step: float = 1.0
     draft_length: int | None = None
     backup: Backup | None = None
+    single_ms: float | None = None
 
     @property
     def target_ms(self) -> float:
@@ -132,6 +134,8 @@ class Conditions:
         return self.verify_ms(1)
 
     def verify_ms(self, num_tokens: float) -> float:
+        if num_tokens <= 1 and self.single_ms is not None:
+            return self.single_ms
         return self.verify_base_ms + self.verify_token_ms * num_tokens
 
     def draft_ms(self, batch_size: int) -> float:
@@ -168,8 +172,9 @@ class Conditions:
             branch_ms = changes.assistant_token_ms
         changed = replace(
             self,
-            verify_base_ms=self.target_ms * target - token_ms,
+            verify_base_ms=(self.verify_base_ms + self.verify_token_ms) * target - token_ms,
             verify_token_ms=token_ms,
+            single_ms=None if self.single_ms is None else self.single_ms * target,
             overhead_ms=self.overhead_ms * target,
             token_ms=self.token_ms * assistant,
             step_ms=self.step_ms * assistant + (branch_ms - self.branch_ms * assistant) * (self.budget - 1),
@@ -215,6 +220,7 @@ def conditions_of(config: SSDConfig, profiles: Sequence[Profile]) -> Conditions:
     conditions = Conditions(
         verify_base_ms=main.verify_base_ms,
         verify_token_ms=main.verify_token_ms,
+        single_ms=main.verify_single_ms,
         overhead_ms=main.overhead_ms,
         token_ms=token_ms,
         step_ms=step_ms,
