@@ -133,8 +133,11 @@ class TestConditions:
         assert found.changed(Changes(hit_rate=0.5)).backup == typical
 
     def test_what_was_seen_too_seldom_is_not_typical(self) -> None:
-        ssd = profile("ssd", depths_at_miss=(0, 0, 0, 5), steps_at_miss=3.5, hit_rate=0.95)
+        ssd = profile("ssd", depths_at_miss=(0, 0, 0, 5), steps_at_miss=3.5, token_ms=9.0)
+        sd = profile("sd", depths_at_miss=(0, 0, 0, 50), steps_at_miss=3.0, token_ms=4.0)
         assert conditions_of(SSDConfig(), [ssd]).backup is None
+        assert conditions_of(SSDConfig(), [ssd]).token_ms == 9.0
+        assert conditions_of(SSDConfig(), [ssd, sd]).token_ms == 4.0
 
     def test_settings_of_the_run_are_kept(self) -> None:
         config = SSDConfig(num_assistant_tokens=5, cache_budget=12, power_law_exponent=0.4)

@@ -86,6 +86,8 @@ def test_the_measured_hit_rate_holds_at_its_budget_and_the_power_law_elsewhere()
     assert conditions.hit_rate(conditions.budget) == pytest.approx(0.6)
     rates = [conditions.hit_rate(budget) for budget in (2, 8, 32)]
     assert rates == sorted(rates)
+    # More than the steepest law explains is taken as it is.
+    assert assumed_conditions(GIVEN).with_hit_rate(0.9999).hit_rate(conditions.budget) == pytest.approx(0.9999)
     # With one draft token that is never accepted, the whole budget is for what replaces it.
     hopeless = replace(conditions, acceptance=(0.0,))
     assert hopeless.hit_rate(16) == pytest.approx(1 - 17**-conditions.exponent)

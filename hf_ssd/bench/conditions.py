@@ -17,7 +17,7 @@ NOMINAL_BUDGET = 8
 # How many observations what is known otherwise is worth where a position was drafted seldom.
 WEIGHT = 4.0
 
-# Misses from which on what is drafted after them is taken to be typical.
+# Misses from which on what is drafted after them, and how fast, is taken to be typical.
 MIN_MISSES = 8
 
 # Reading the weights takes a target as long as computing 200 tokens: 989 TFLOPS over 3.35 TB/s is 295 operations per
@@ -103,6 +103,8 @@ class Conditions:
         budget: The cache budget B that `step_ms` belongs to.
         acceptance: Chance to be accepted for each position that may be drafted.
         exponent: `r` in "F prepared bonus tokens miss with probability (1 + F)^-r".
+        miss_scale: What misses by that law are multiplied by. 1 unless a run hit more often than the steepest law says,
+            because it prepared more than `budget`.
         fan_out_exponent: The `r` that the split of the budget is planned with.
         width: Draft tokens per position: 1 for chains, more for trees.
         depth_per_step: By how many positions a step ahead makes the branch that hits longer. Below 1, since a step runs
@@ -121,6 +123,7 @@ class Conditions:
     budget: int
     acceptance: tuple[float, ...]
     exponent: float
+    miss_scale: float = 1.0
     fan_out_exponent: float = SSDConfig.power_law_exponent
     width: float = 1.0
     depth_per_step: float = 1.0
@@ -148,11 +151,14 @@ class Conditions:
 
     def hit_rate(self, budget: int) -> float:
         """Share of outcomes of a row that `budget` prepared ones hold."""
-        return hit_rate(*self._fan_out(budget), self.exponent)
+        return 1.0 - self.miss_scale * (1.0 - hit_rate(*self._fan_out(budget), self.exponent))
 
     def with_hit_rate(self, measured: float) -> Conditions:
         """The same with the power law that gives a hit rate at `budget`."""
-        return replace(self, exponent=power_law_exponent(measured, *self._fan_out(self.budget)))
+        fan_out = self._fan_out(self.budget)
+        exponent = power_law_exponent(measured, *fan_out)
+        scale = (1.0 - measured) / (1.0 - hit_rate(*fan_out, exponent))
+        return replace(self, exponent=exponent, miss_scale=min(scale, 1.0))
 
     def _fan_out(self, budget: int) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """Where acceptance may stop in a typical speculation, and how many bonus tokens are prepared for that."""
@@ -181,6 +187,7 @@ class Conditions:
             branch_ms=branch_ms,
             acceptance=self.acceptance if changes.acceptance is None else (changes.acceptance,) * len(self.acceptance),
             exponent=changes.power_law or self.exponent,
+            miss_scale=self.miss_scale if changes.power_law is None else 1.0,
             # How far a row should draft just in time depends on times and acceptance.
             backup=self.backup if target == assistant == 1.0 and changes.acceptance is None else None,
         )
@@ -213,8 +220,9 @@ def conditions_of(config: SSDConfig, profiles: Sequence[Profile]) -> Conditions:
             'Run `hf-ssd compare --json` with the arms "sd" and "ssd".'
         )
     main, *others = profiles
-    # Without a miss nothing was drafted just in time, without a hit no step is told from that.
-    token_ms = next((p.token_ms for p in profiles if p.token_ms is not None), main.step_ms or 0.0)
+    # Without misses nothing was drafted just in time, without a hit no step is told from that.
+    typical = [p for p in profiles if sum(p.depths_at_miss) >= MIN_MISSES]
+    token_ms = next((p.token_ms for p in (*typical, *profiles) if p.token_ms is not None), main.step_ms or 0.0)
     step_ms = token_ms if main.step_ms is None else main.step_ms
     budget = NOMINAL_BUDGET if config.cache_budget == "auto" else config.cache_budget
     conditions = Conditions(
@@ -232,7 +240,7 @@ def conditions_of(config: SSDConfig, profiles: Sequence[Profile]) -> Conditions:
         width=main.width,
         depth_per_step=_depth_per_step(main),
         draft_length=None if config.num_assistant_tokens == "auto" else config.num_assistant_tokens,
-        backup=next((backup for p in (*others, main) for backup in [_backup(p)] if backup is not None), None),
+        backup=next((_backup(p) for p in (*others, main) if p in typical and p.steps_at_miss is not None), None),
     )
     return conditions if main.hit_rate is None else conditions.with_hit_rate(main.hit_rate)
 
@@ -267,12 +275,9 @@ def _depth_per_step(profile: Profile) -> float:
     return min(depth / steps, 1.0) if depth and steps else 1.0
 
 
-def _backup(profile: Profile) -> Backup | None:
-    """What was drafted just in time, unless that was too seldom to be typical."""
+def _backup(profile: Profile) -> Backup:
     num_misses = sum(profile.depths_at_miss)
-    if num_misses < MIN_MISSES or profile.steps_at_miss is None:
-        return None
-    return Backup(tuple(number / num_misses for number in profile.depths_at_miss), profile.steps_at_miss)
+    return Backup(tuple(number / num_misses for number in profile.depths_at_miss), profile.steps_at_miss or 0.0)
 
 
 def assumed_conditions(assumed: Changes) -> Conditions:
