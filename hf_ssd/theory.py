@@ -89,7 +89,7 @@ def worthwhile_draft_length(acceptance: Sequence[float], token_ms: float, ms_per
 
 
 def anytime_steps(
-    acceptance: Sequence[float], *, hit_rate: float, step_ms: float, verify_ms: float, ms_per_token: float
+    gains: Sequence[float], *, hit_rate: float, step_ms: float, verify_ms: float, ms_per_token: float
 ) -> int:
     """How many steps of drafting ahead are started while the target verifies.
 
@@ -98,20 +98,20 @@ def anytime_steps(
     engine, in a world without jitter.
 
     Args:
-        acceptance: Chance to be accepted for each position that may be drafted.
+        gains: For each step that may be made the tokens that it is expected to add if the outcome is prepared for; for
+            chains `a_1`, `a_1 a_2`, ...
         hit_rate: Chance that the outcome is prepared for.
-        step_ms: Time of a step, in which every branch grows by one token.
+        step_ms: Time of a step.
         verify_ms: Time of the verification.
         ms_per_token: Time of the run per emitted token.
 
     Returns:
-        A number from 1 to `len(acceptance)`.
+        A number from 1 to `len(gains)`.
     """
-    steps, reached = 1, acceptance[0]
-    for rate in acceptance[1:]:
-        reached *= rate
+    steps = 1
+    for gain in gains[1:]:
         overrun_ms = (steps + 1) * step_ms - verify_ms
-        if hit_rate * reached * ms_per_token <= overrun_ms:
+        if hit_rate * gain * ms_per_token <= overrun_ms:
             break
         steps += 1
     return steps
@@ -163,29 +163,6 @@ def power_law_exponent(
         else:
             high = middle
     return high
-
-
-def round_shares(
-    all_accepted: Sequence[float], rejected_hits: Sequence[float], accepted_hits: Sequence[float]
-) -> tuple[float, float, float]:
-    """Long-run shares of the three kinds of round, by where their speculation came from.
-
-    The kinds are: prepared for a rejection, prepared for "all accepted", drafted after a miss. They differ in length,
-    so in how often all is accepted, and that decides the next kind: a Markov chain.
-
-    Args:
-        all_accepted: For each kind the chance that all draft tokens are accepted.
-        rejected_hits: For each kind the hit rate if a draft token is rejected.
-        accepted_hits: For each kind the hit rate if none is.
-    """
-    shares = [1 / 3, 1 / 3, 1 / 3]
-    for _ in range(200):
-        rejected = sum(s * (1 - p) * h for s, p, h in zip(shares, all_accepted, rejected_hits, strict=True))
-        accepted = sum(s * p * h for s, p, h in zip(shares, all_accepted, accepted_hits, strict=True))
-        following = (rejected, accepted, 1.0 - rejected - accepted)
-        # Halfway only: the chain may have a period.
-        shares = [(old + new) / 2 for old, new in zip(shares, following, strict=True)]
-    return shares[0], shares[1], shares[2]
 
 
 # Times of a round, and speed

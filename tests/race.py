@@ -79,13 +79,10 @@ class SSDRace:
         """The length of the next speculation of a row; `None` after a miss."""
         number = accepted(self.generator, self.conditions, length)
         self.num_tokens += number + 1
-        depth = steps - 1 if number == length else steps
-        rejected, all_accepted = self.conditions.hit_rates(length, self.conditions.budget)
-        is_hit = self.generator.random() < (all_accepted if number == length else rejected)
-        if depth < 1 or not is_hit:
+        if self.generator.random() >= self.conditions.hit_rate(self.conditions.budget):
             return None
         self.num_hits += 1
-        return depth
+        return steps
 
     def backup_length(self) -> int:
         conditions = self.conditions

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from hf_ssd.bench.advice import Devices, advise
 from hf_ssd.bench.conditions import (
     NOMINAL_BUDGET,
+    Backup,
     Changes,
     Conditions,
     assumed_conditions,
@@ -49,23 +50,23 @@ def profile(mode: str, **changes: Any) -> Profile:
         "verify_token_ms": 0.15,
         "verify_single_ms": None,
         "overhead_ms": 0.5,
-        "acceptance": (0.8, 0.8, 0.8),
-        "num_tested": (100, 80, 64),
+        "acceptance": (0.8, 0.64, 0.512),
+        "num_drafted": (100, 100, 100),
+        "width": 1.0,
         "hit_rate": None,
-        "hit_rate_rejected": None,
-        "hit_rate_accepted": None,
         "tokens_at_hit": None,
         "tokens_at_miss": 3.0,
         "depth_at_hit": None,
-        "depth_at_miss": 3.0,
+        "depths_at_miss": (),
         "wait_at_hit_ms": None,
         "wait_at_miss_ms": 12.0,
         "step_ms": None,
         "steps_at_hit": None,
+        "steps_at_miss": None,
         "token_ms": 4.0,
     }
     if mode == "ssd":
-        figures |= {"hit_rate": 0.9, "hit_rate_rejected": 0.85, "hit_rate_accepted": 0.95, "step_ms": 5.0}
+        figures |= {"hit_rate": 0.9, "step_ms": 5.0}
     return Profile(**{**figures, **changes})
 
 
@@ -84,12 +85,19 @@ def write(path: Path, values: Any) -> Path:
 
 
 class TestConditions:
-    def test_acceptance_is_pooled_and_leans_on_all_where_little_was_tested(self) -> None:
-        first = profile("ssd", acceptance=(0.5,), num_tested=(60,))
-        second = profile("sd", acceptance=(0.8, 1.0), num_tested=(30, 10))
-        overall = (30 + 24 + 10) / 100
-        expected = ((54 + 4 * overall) / 94, (10 + 4 * overall) / 14, overall)
+    def test_acceptance_is_pooled_and_leans_on_the_first_position_where_little_was_drafted(self) -> None:
+        first = profile("ssd", acceptance=(0.6,), num_drafted=(60,))
+        second = profile("sd", acceptance=(0.9, 0.5), num_drafted=(30, 20))
+        typical = (36 + 27) / 90
+        until_second = (10 + 4 * typical * typical) / (20 + 4)
+        expected = (typical, until_second / typical, typical)
         assert pooled_acceptance([first, second], 3) == pytest.approx(expected)
+
+    def test_acceptance_never_rises_from_one_position_to_the_next(self) -> None:
+        """Only where much was likely did speculations get to the second position; its acceptance is no better."""
+        selected = profile("sd", acceptance=(0.5, 0.9), num_drafted=(100, 100))
+        assert pooled_acceptance([selected], 2) == pytest.approx((0.5, 1.0))
+        assert pooled_acceptance([profile("sd", acceptance=(0.0,), num_drafted=(9,))], 2) == (0.0, 0.0)
 
     def test_times_are_those_of_the_first_arm(self) -> None:
         sd, ssd = profile("sd", verify_base_ms=20.0, token_ms=3.0), profile("ssd")
@@ -100,17 +108,36 @@ class TestConditions:
 
     def test_what_an_arm_never_did_is_taken_from_what_is_nearest(self) -> None:
         never_missed = profile("ssd", token_ms=None)
-        never_hit = profile("ssd", step_ms=None, hit_rate=0.0, hit_rate_accepted=None, hit_rate_rejected=None)
+        never_hit = profile("ssd", step_ms=None, hit_rate=0.0)
         assert conditions_of(SSDConfig(), [never_missed, profile("sd", token_ms=3.0)]).token_ms == 3.0
         assert conditions_of(SSDConfig(), [never_missed]).token_ms == never_missed.step_ms
         assert conditions_of(SSDConfig(), [never_hit]).step_ms == never_hit.token_ms
-        assert conditions_of(SSDConfig(), [never_hit]).hit_rates(2, 8) == pytest.approx((0.0, 0.0))
+        assert conditions_of(SSDConfig(), [never_hit]).hit_rate(8) == pytest.approx(0.0)
 
-    def test_hit_rates_of_the_run_are_those_at_its_budget(self) -> None:
-        ssd = profile("ssd")  # 244 draft tokens were tested in 100 rounds, so speculations are taken to hold three
-        found = conditions_of(SSDConfig(), [ssd])
-        assert found.hit_rates(3, NOMINAL_BUDGET) == pytest.approx((0.85, 0.95))
-        assert conditions_of(SSDConfig(power_law_exponent=0.4), [profile("sd")]).exponent_rejected == 0.4
+    def test_the_hit_rate_of_the_run_is_that_at_its_budget(self) -> None:
+        assert conditions_of(SSDConfig(), [profile("ssd")]).hit_rate(NOMINAL_BUDGET) == pytest.approx(0.9)
+        assert conditions_of(SSDConfig(cache_budget=12), [profile("ssd")]).hit_rate(12) == pytest.approx(0.9)
+        assert conditions_of(SSDConfig(power_law_exponent=0.4), [profile("sd")]).exponent == 0.4
+
+    def test_what_came_of_drafting_is_kept(self) -> None:
+        """A tree holds several tokens per position, and not every step makes the branch that hits longer."""
+        ssd = profile("ssd", width=3.0, depth_at_hit=2.0, steps_at_hit=2.5, hit_rate=0.5)
+        sd = profile("sd", depths_at_miss=(0, 10, 0, 30), steps_at_miss=2.5)
+        typical = Backup((0.0, 0.25, 0.0, 0.75), 2.5)
+        assert typical.depth == 2.5
+        found = conditions_of(SSDConfig(), [ssd, sd])
+        assert (found.width, found.depth_per_step, found.backup) == (3.0, 0.8, typical)
+        assert conditions_of(SSDConfig(), [sd, ssd]).backup == typical  # SSD does not know its own
+        # After other times or acceptance, drafting would go on for longer or shorter.
+        assert found.changed(Changes(target_ms=60.0)).backup is None
+        assert found.changed(Changes(hit_rate=0.5)).backup == typical
+
+    def test_what_was_seen_too_seldom_is_not_typical(self) -> None:
+        ssd = profile("ssd", depths_at_miss=(0, 0, 0, 5), steps_at_miss=3.5, token_ms=9.0)
+        sd = profile("sd", depths_at_miss=(0, 0, 0, 50), steps_at_miss=3.0, token_ms=4.0)
+        assert conditions_of(SSDConfig(), [ssd]).backup is None
+        assert conditions_of(SSDConfig(), [ssd]).token_ms == 9.0
+        assert conditions_of(SSDConfig(), [ssd, sd]).token_ms == 4.0
 
     def test_settings_of_the_run_are_kept(self) -> None:
         config = SSDConfig(num_assistant_tokens=5, cache_budget=12, power_law_exponent=0.4)
@@ -121,7 +148,7 @@ class TestConditions:
 
     def test_a_run_without_draft_tokens_is_refused(self) -> None:
         with pytest.raises(ValueError, match="none of the 1 profiles has any"):
-            conditions_of(SSDConfig(), [profile("sd", acceptance=(), num_tested=())])
+            conditions_of(SSDConfig(), [profile("sd", acceptance=(), num_drafted=())])
 
 
 class TestPaper:
@@ -221,11 +248,17 @@ class TestRecorded:
         assert checks["ar"].measured_tokens_per_round == 1.0
         assert checks["ssd"].measured_tokens_per_round == 3.0
 
+    def test_a_forecast_takes_ar_as_it_was_measured(self, tmp_path: Path) -> None:
+        """The line over several tokens need not hold for one; a check must not know the answer, a forecast should."""
+        (run,) = read_runs(write(tmp_path / "run.json", comparison(ar=25.0, ssd=80.0)))
+        assert predict_ar(run.as_measured()).tokens_per_s == pytest.approx(25.0)
+        assert predict_ar(run.conditions()).tokens_per_s == pytest.approx(1e3 / 30.5)
+
     def test_speed_is_no_input(self, tmp_path: Path) -> None:
-        """Otherwise it would be no prediction. So are tokens per round, waiting and draft lengths."""
+        """Otherwise it would be no prediction. So are tokens per round and waiting."""
         reached = {
-            "decode_tokens_per_s": 1.0, "tokens_at_hit": 9.0, "tokens_at_miss": 9.0, "depth_at_hit": 9.0,
-            "depth_at_miss": 9.0, "wait_at_hit_ms": 99.0, "wait_at_miss_ms": 99.0, "steps_at_hit": 9.0,
+            "decode_tokens_per_s": 1.0, "tokens_at_hit": 9.0, "tokens_at_miss": 9.0,
+            "wait_at_hit_ms": 99.0, "wait_at_miss_ms": 99.0,
         }  # fmt: skip
         expected = conditions_of(SSDConfig(), [profile("ssd"), profile("sd")])
         found = conditions_of(SSDConfig(), [replace(profile(mode), **reached) for mode in ("ssd", "sd")])
@@ -250,14 +283,12 @@ def test_a_run_that_was_played_is_predicted() -> None:
     """Everything between a race and its prediction: what was measured in it is all that is known of it."""
     truth = conditions(hit_rate=0.8)
     race = SSDRace(truth).run(5_000)
-    rejected, accepted = truth.hit_rates(3, truth.budget)
     measured = profile(
         "ssd",
         verify_base_ms=truth.verify_base_ms,
         verify_token_ms=truth.verify_token_ms,
         overhead_ms=0.0,
-        hit_rate_rejected=rejected,
-        hit_rate_accepted=accepted,
+        hit_rate=0.8,
         step_ms=truth.step_ms,
     )
     predicted = predict_ssd(conditions_of(SSDConfig(), [measured]))

@@ -35,8 +35,7 @@ def random_conditions(seed: int) -> Conditions:
         branch_ms=(step_ms - token_ms) / 7,
         budget=8,
         acceptance=tuple(generator.uniform(0.3, 0.95) for _ in range(8)),
-        exponent_rejected=generator.uniform(0.3, 1.5),
-        exponent_accepted=generator.uniform(0.3, 3.0),
+        exponent=generator.uniform(0.3, 2.0),
         draft_length=generator.choice([None, None, 3]),
     )
 
@@ -77,19 +76,21 @@ def test_no_mode_beats_its_bound(seed: int) -> None:
 
 
 def test_without_hits_ssd_is_sd() -> None:
-    conditions = replace(assumed_conditions(GIVEN), exponent_rejected=0.0, exponent_accepted=0.0)
+    conditions = replace(assumed_conditions(GIVEN), exponent=0.0)
     assert predict_ssd(conditions).tokens_per_s == pytest.approx(predict_sd(conditions).tokens_per_s)
     assert predict_ssd(conditions).hit_rate == 0.0
 
 
-def test_the_measured_hit_rates_hold_at_their_budget_and_the_power_law_elsewhere() -> None:
-    conditions = assumed_conditions(GIVEN).with_hit_rates(0.6, 0.9, num_draft_tokens=3)
-    assert conditions.hit_rates(3, 8) == pytest.approx((0.6, 0.9))
-    rates = [conditions.hit_rates(3, budget) for budget in (2, 8, 32)]
+def test_the_measured_hit_rate_holds_at_its_budget_and_the_power_law_elsewhere() -> None:
+    conditions = assumed_conditions(GIVEN).with_hit_rate(0.6)
+    assert conditions.hit_rate(conditions.budget) == pytest.approx(0.6)
+    rates = [conditions.hit_rate(budget) for budget in (2, 8, 32)]
     assert rates == sorted(rates)
-    # With one draft token, all but certain to be accepted, the whole budget is for what follows it.
-    certain = replace(conditions, acceptance=(1 - 1e-12,) * 8)
-    assert certain.hit_rates(1, 16)[1] == pytest.approx(1 - 17**-conditions.exponent_accepted)
+    # More than the steepest law explains is taken as it is.
+    assert assumed_conditions(GIVEN).with_hit_rate(0.9999).hit_rate(conditions.budget) == pytest.approx(0.9999)
+    # With one draft token that is never accepted, the whole budget is for what replaces it.
+    hopeless = replace(conditions, acceptance=(0.0,))
+    assert hopeless.hit_rate(16) == pytest.approx(1 - 17**-conditions.exponent)
 
 
 def test_other_hardware_scales_a_side_as_a_whole() -> None:
@@ -97,6 +98,14 @@ def test_other_hardware_scales_a_side_as_a_whole() -> None:
     twice = conditions.changed(Changes(target_ms=2 * conditions.target_ms, assistant_ms=2 * conditions.token_ms))
     for predict in (predict_ar, predict_sd, predict_ssd):
         assert predict(conditions).tokens_per_s == pytest.approx(2 * predict(twice).tokens_per_s)
+
+
+def test_a_single_token_may_take_a_time_of_its_own() -> None:
+    conditions = replace(random_conditions(3), single_ms=300.0)
+    assert predict_ar(conditions).verify_ms == conditions.target_ms == 300.0
+    assert conditions.verify_ms(2) == random_conditions(3).verify_ms(2)
+    assert conditions.changed(Changes(target_ms=150.0)).verify_ms(2) == pytest.approx(conditions.verify_ms(2) / 2)
+    assert conditions.changed(Changes(target_ms=150.0)).target_ms == 150.0
 
 
 def test_what_is_given_is_what_counts() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -84,18 +85,32 @@ def test_times_that_made_a_run_are_found_in_it(mode: str) -> None:
     assert profile.step_ms == (pytest.approx(STEP_MS) if mode == "ssd" else None)
 
 
-def test_hits_are_counted_by_the_outcome_before_them() -> None:
+def test_hits_and_misses_are_told_apart() -> None:
     rounds = [hit(2, 2), miss(2, 1), hit(2, 0), hit(3, 3), hit(1, 0)]
     profile = profile_of([call("ssd", rounds)])
     assert profile is not None
     assert profile.hit_rate == pytest.approx(4 / 5)
-    assert profile.hit_rate_accepted == pytest.approx(1 / 2)  # after the first and the fourth round
-    assert profile.hit_rate_rejected == pytest.approx(2 / 2)
     assert profile.tokens_at_hit == pytest.approx((3 + 1 + 4 + 1) / 4)
-    assert (profile.tokens_at_miss, profile.depth_at_miss, profile.wait_at_miss_ms) == (2, 2, 2 * TOKEN_MS)
-    assert (profile.depth_at_hit, profile.wait_at_hit_ms, profile.steps_at_hit) == (2, 1, 3)
-    assert profile.acceptance == pytest.approx((3 / 5, 2 / 3, 1.0))
-    assert profile.num_tested == (5, 3, 1)
+    assert (profile.tokens_at_miss, profile.depths_at_miss, profile.wait_at_miss_ms) == (2, (0, 0, 1), 2 * TOKEN_MS)
+    assert (profile.depth_at_hit, profile.wait_at_hit_ms) == (2, 1)
+    assert (profile.steps_at_hit, profile.steps_at_miss) == (3, 2)
+
+
+def test_acceptance_counts_the_speculations_that_reached_a_position() -> None:
+    rounds = [hit(2, 2), hit(2, 1), hit(2, 0), hit(3, 3), hit(1, 0), hit(1, 1)]
+    profile = profile_of([call("ssd", rounds)])
+    assert profile is not None
+    # The last round does not count: its speculation may have been cut to the tokens still wanted.
+    assert profile.acceptance == pytest.approx((3 / 5, 2 / 4, 1.0))
+    assert profile.num_drafted == (5, 4, 1)
+
+
+def test_trees_hold_several_tokens_per_position() -> None:
+    tree = replace(hit(2, 1), num_draft_tokens=6, num_reached=2)
+    profile = profile_of([call("ssd", [tree, tree, hit(2, 1)])])
+    assert profile is not None
+    assert profile.width == pytest.approx(14 / 6)
+    assert profile.acceptance == (1.0, 0.0)
 
 
 def test_the_prefill_of_the_assistant_is_no_step() -> None:

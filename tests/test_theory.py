@@ -4,7 +4,6 @@ import itertools
 import math
 import random
 
-import numpy as np
 import pytest
 
 from hf_ssd.theory import (
@@ -17,7 +16,6 @@ from hf_ssd.theory import (
     miss_rate,
     outcome_probabilities,
     power_law_exponent,
-    round_shares,
     sd_round,
     ssd_round,
     tokens_per_round,
@@ -106,9 +104,8 @@ def test_steps_ahead_equal_those_started_on_a_clock(seed: int) -> None:
         if late and hit_rate * math.prod(acceptance[: depth + 1]) * ms_per_token <= late:
             break
         now, depth = end, depth + 1
-    steps = anytime_steps(
-        acceptance, hit_rate=hit_rate, step_ms=step_ms, verify_ms=verify_ms, ms_per_token=ms_per_token
-    )
+    gains = [math.prod(acceptance[:n]) for n in range(1, 7)]
+    steps = anytime_steps(gains, hit_rate=hit_rate, step_ms=step_ms, verify_ms=verify_ms, ms_per_token=ms_per_token)
     assert steps == depth
 
 
@@ -149,25 +146,6 @@ def test_exponents_at_their_ends() -> None:
     assert power_law_exponent(0.0, [1.0], [8]) == pytest.approx(0.0)
     assert power_law_exponent(1.0, [1.0], [8]) == MAX_EXPONENT
     assert power_law_exponent(0.5, [1.0], [0]) == MAX_EXPONENT  # nothing was prepared, yet it hit
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_shares_of_rounds_equal_the_eigenvector_of_their_chain(seed: int) -> None:
-    accepted, rejected_hits, accepted_hits = (random_rates(3 * seed + i, 3) for i in range(3))
-    chain = np.array(
-        [
-            [(1 - p) * r, p * a, (1 - p) * (1 - r) + p * (1 - a)]
-            for p, r, a in zip(accepted, rejected_hits, accepted_hits, strict=True)
-        ]
-    )
-    values, vectors = np.linalg.eig(chain.T)
-    expected = vectors[:, np.argmax(values.real)].real
-    assert round_shares(accepted, rejected_hits, accepted_hits) == pytest.approx(expected / expected.sum())
-
-
-def test_shares_of_rounds_settle_where_kinds_alternate() -> None:
-    """After "all accepted" always a rejection, after a rejection always "all accepted": a period of two."""
-    assert round_shares((1, 0, 0), (1, 1, 1), (1, 1, 1)) == pytest.approx((0.5, 0.5, 0.0))
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])

@@ -152,10 +152,11 @@ def forecast(conditions: Conditions, settings: ForecastSettings) -> Forecast:
         vocab_size=settings.vocab_size,
     )
     budget = advice.prediction.budget
-    depth = predict_ssd(conditions, budget=budget).steps or 1
+    depth = (predict_ssd(conditions, budget=budget).steps or 1) * conditions.depth_per_step
     bound = None
     if settings.entropy is not None and settings.entropy_second_moment is not None:
-        bound = entropy_bound(settings.entropy, settings.entropy_second_moment, depth)
+        num_tokens = max(round(conditions.width * depth), 1)
+        bound = entropy_bound(settings.entropy, settings.entropy_second_moment, num_tokens)
     acceptance = conditions.acceptance
     return Forecast(
         conditions=conditions,

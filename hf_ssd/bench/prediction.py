@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from ..theory import (
     anytime_steps,
     critical_batch_size,
-    round_shares,
     sd_round,
     ssd_round,
     tokens_per_round,
     tokens_per_second,
 )
-from .conditions import Conditions
+from .conditions import Backup, Conditions
 
 MAX_ITERATIONS = 50
 
@@ -36,7 +35,7 @@ class Prediction:
         tokens_per_round: Tokens per target forward and row.
         round_ms: Time of a round.
         verify_ms: Time of its verification.
-        draft_tokens: Mean length of a speculation.
+        draft_tokens: Draft tokens per verification and row.
         steps: Steps ahead per round.
         rest_ms: What is left of the last step when the outcome is known.
         backup_ms: Time to draft just in time after a miss.
@@ -78,7 +77,7 @@ def predict_ar(conditions: Conditions, batch_size: int = 1) -> Prediction:
 
 def predict_sd(conditions: Conditions, batch_size: int = 1) -> Prediction:
     """Verification and drafting in turn, with the draft length that gives most tokens per second."""
-    return _fastest(_sd_at(conditions, batch_size, length) for length in _draft_lengths(conditions))
+    return _fastest(_sd_with(conditions, batch_size, backup) for backup in _backups(conditions, batch_size))
 
 
 def predict_ssd(conditions: Conditions, batch_size: int = 1, budget: int | None = None) -> Prediction:
@@ -90,13 +89,14 @@ def predict_ssd(conditions: Conditions, batch_size: int = 1, budget: int | None 
         budget: The cache budget B of each row; `None` is that of `conditions`.
     """
     budget = conditions.budget if budget is None else budget
-    return _fastest(_ssd_at(conditions, batch_size, budget, length) for length in _draft_lengths(conditions))
+    return _fastest(_ssd_with(conditions, batch_size, budget, backup) for backup in _backups(conditions, batch_size))
 
 
-def _sd_at(conditions: Conditions, batch_size: int, length: int) -> Prediction:
-    verify_ms = conditions.verify_ms(batch_size * (length + 1))
-    round_ms = sd_round(verify_ms, length * conditions.draft_ms(batch_size), conditions.overhead_ms)
-    tokens = tokens_per_round(conditions.acceptance[:length])
+def _sd_with(conditions: Conditions, batch_size: int, backup: Backup) -> Prediction:
+    num_draft_tokens = conditions.width * backup.depth
+    verify_ms = conditions.verify_ms(batch_size * (num_draft_tokens + 1))
+    round_ms = sd_round(verify_ms, backup.steps * conditions.draft_ms(batch_size), conditions.overhead_ms)
+    tokens = _tokens_after_miss(conditions, backup)
     return Prediction(
         mode="sd",
         batch_size=batch_size,
@@ -104,34 +104,27 @@ def _sd_at(conditions: Conditions, batch_size: int, length: int) -> Prediction:
         tokens_per_round=tokens,
         round_ms=round_ms,
         verify_ms=verify_ms,
-        draft_tokens=length,
+        draft_tokens=num_draft_tokens,
     )
 
 
-def _ssd_at(conditions: Conditions, batch_size: int, budget: int, backup_length: int) -> Prediction:
-    """SSD with a given number of tokens after a miss.
+def _ssd_with(conditions: Conditions, batch_size: int, budget: int, backup: Backup) -> Prediction:
+    """SSD with a given way to draft after a miss.
 
     How many steps ahead are worth their time depends on the speed that they bring about; this goes round until both
     agree.
     """
-    step_ms, backup_ms = conditions.tree_step_ms(batch_size, budget), backup_length * conditions.draft_ms(batch_size)
+    step_ms, backup_ms = conditions.tree_step_ms(batch_size, budget), backup.steps * conditions.draft_ms(batch_size)
     verify_ms = ms_per_token = conditions.verify_ms(batch_size)
-    hit_rate = 0.5
+    hit_rate, per_step = conditions.hit_rate(budget), conditions.depth_per_step
+    max_steps = math.ceil(len(conditions.acceptance) / per_step)
+    gains = [_tokens(conditions, (n + 1) * per_step) - _tokens(conditions, n * per_step) for n in range(max_steps)]
     for _ in range(MAX_ITERATIONS):
-        steps = anytime_steps(
-            conditions.acceptance,
-            hit_rate=hit_rate,
-            step_ms=step_ms,
-            verify_ms=verify_ms,
-            ms_per_token=ms_per_token,
-        )
-        # The branches for "all accepted" start one step later: the first runs the token they hang on.
-        lengths = (steps, steps - 1, backup_length)
-        shares = _shares(conditions, lengths, budget)
-        hit_rate = 1.0 - shares[2]
-        draft_tokens = sum(share * length for share, length in zip(shares, lengths, strict=True))
-        tokens = sum(s * tokens_per_round(conditions.acceptance[:n]) for s, n in zip(shares, lengths, strict=True))
-        verify_ms = conditions.verify_ms(batch_size * (draft_tokens + 1))
+        steps = anytime_steps(gains, hit_rate=hit_rate, step_ms=step_ms, verify_ms=verify_ms, ms_per_token=ms_per_token)
+        ahead = min(steps * per_step, len(conditions.acceptance))
+        tokens = hit_rate * _tokens(conditions, ahead) + (1.0 - hit_rate) * _tokens_after_miss(conditions, backup)
+        depth = hit_rate * ahead + (1.0 - hit_rate) * backup.depth
+        verify_ms = conditions.verify_ms(batch_size * (conditions.width * depth + 1))
         rest_ms = max(steps * step_ms - verify_ms, 0.0)
         round_ms = ssd_round(
             hit_rate, verify_ms, backup_ms, rest=rest_ms, overhead=conditions.overhead_ms, batch_size=batch_size
@@ -147,7 +140,7 @@ def _ssd_at(conditions: Conditions, batch_size: int, budget: int, backup_length:
         tokens_per_round=tokens,
         round_ms=round_ms,
         verify_ms=verify_ms,
-        draft_tokens=draft_tokens,
+        draft_tokens=conditions.width * depth,
         steps=steps,
         rest_ms=rest_ms,
         backup_ms=backup_ms,
@@ -155,22 +148,26 @@ def _ssd_at(conditions: Conditions, batch_size: int, budget: int, backup_length:
     )
 
 
-def _shares(conditions: Conditions, lengths: tuple[int, int, int], budget: int) -> tuple[float, float, float]:
-    """Shares of the kinds of round, whose speculations have these lengths."""
-    rates = [conditions.hit_rates(length, budget) for length in lengths]
-    return round_shares(
-        [math.prod(conditions.acceptance[:length]) for length in lengths],
-        [rejected for rejected, _ in rates],
-        [accepted if lengths[1] else 0.0 for _, accepted in rates],
-    )
+def _tokens(conditions: Conditions, length: float) -> float:
+    """Tokens per round of speculations of a mean length: between two whole lengths, a mixture of both."""
+    length = min(length, len(conditions.acceptance))
+    whole = int(length)
+    shorter, longer = (tokens_per_round(conditions.acceptance[:n]) for n in (whole, whole + 1))
+    return shorter + (length - whole) * (longer - shorter)
 
 
-def _draft_lengths(conditions: Conditions) -> Iterable[int]:
-    """Numbers of tokens that may be drafted while the target waits."""
+def _tokens_after_miss(conditions: Conditions, backup: Backup) -> float:
+    return sum(share * _tokens(conditions, depth) for depth, share in enumerate(backup.depths))
+
+
+def _backups(conditions: Conditions, batch_size: int) -> list[Backup]:
+    """Ways to draft while the target waits: as a single row was seen to, otherwise equally many tokens each time."""
     longest = len(conditions.acceptance)
     if conditions.draft_length is not None:
-        return (min(conditions.draft_length, longest),)
-    return range(1, longest + 1)
+        return [Backup.fixed(min(conditions.draft_length, longest))]
+    if conditions.backup is not None and batch_size == 1:
+        return [conditions.backup]
+    return [Backup.fixed(length) for length in range(1, longest + 1)]
 
 
 def _fastest(predictions: Iterable[Prediction]) -> Prediction:
@@ -192,7 +189,6 @@ def predict_critical_batch_size(conditions: Conditions, budget: int | None = Non
     return critical_batch_size(just_in_time.hit_rate, tokens_ratio, just_in_time.backup_ms / without_ms)
 
 
-def predict_perfect_ssd(conditions: Conditions, depth: int) -> float:
+def predict_perfect_ssd(conditions: Conditions, depth: float) -> float:
     """Tokens per second of one row if every round were a hit at this depth and nobody ever waited."""
-    acceptance = conditions.acceptance[:depth]
-    return tokens_per_second(tokens_per_round(acceptance), conditions.verify_ms(depth + 1))
+    return tokens_per_second(_tokens(conditions, depth), conditions.verify_ms(conditions.width * depth + 1))

@@ -42,10 +42,10 @@ PRESETS: Mapping[str, Preset] = {
             branch_ms=0.01,
             budget=21,
             acceptance=(0.93,) * 6,
-            exponent_rejected=SSDConfig.power_law_exponent,
-            exponent_accepted=SSDConfig.power_law_exponent,
+            exponent=SSDConfig.power_law_exponent,
             draft_length=6,
-        ).with_hit_rates(0.93, 0.93, num_draft_tokens=6),
+            depth_per_step=6 / 7,
+        ).with_hit_rate(0.93),
         devices=Devices(target=4, assistant=1),
         assumptions=(
             f"a target forward takes 18.5 ms: 54 tokens/s without speculation, {_ENGINE}.",

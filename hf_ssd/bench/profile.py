@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..metrics import SSDStats, acceptance_by_position
+from ..metrics import SSDStats
 from ..types import Origin, RoundStats
 
 
@@ -25,20 +25,21 @@ class Profile:
         verify_token_ms: `b` in it. At least 0; 0 too where all rounds verified equally many tokens.
         verify_single_ms: Measured time of rounds that verified a single token.
         overhead_ms: Time of a round that is neither verification nor waiting: emitting tokens, bookkeeping.
-        acceptance: For each draft position, how often it was accepted when all before it were.
-        num_tested: How many draft tokens that is measured on, for each position.
+        acceptance: For each draft position, how often it was accepted, and all before it, where the speculation reached
+            that far. A long speculation is one whose tokens are likely, so no product of rates would give this.
+        num_drafted: How many speculations reached that far, for each position.
+        width: Draft tokens per position of a speculation: 1 for chains, more for trees.
         hit_rate: Share of outcomes that the speculation cache was prepared for.
-        hit_rate_rejected: The same for outcomes in which a draft token was rejected.
-        hit_rate_accepted: The same for outcomes in which all draft tokens were accepted.
         tokens_at_hit: Tokens of a round whose speculation was a hit.
         tokens_at_miss: Tokens of a round whose speculation was drafted after a miss, or in mode `"sd"`.
-        depth_at_hit: Draft tokens that were ready at a hit.
-        depth_at_miss: Draft tokens that were drafted after a miss, or in mode `"sd"`.
+        depth_at_hit: Positions with draft tokens that were ready at a hit.
+        depths_at_miss: How many misses, or rounds of mode `"sd"`, had draft tokens at 0, 1, 2, ... positions.
         wait_at_hit_ms: How long the target waited at a hit.
         wait_at_miss_ms: How long it waited otherwise: the time of the backup.
         step_ms: One step of drafting ahead, in which all branches grow; the ranking of outcomes is shared out to them.
         steps_at_hit: Steps of drafting ahead before a hit.
-        token_ms: One token drafted just in time.
+        steps_at_miss: Steps of drafting just in time. Those ahead, made in vain, are taken to be as many as at hits.
+        token_ms: One of these steps.
     """
 
     mode: str
@@ -52,18 +53,18 @@ class Profile:
     verify_single_ms: float | None
     overhead_ms: float
     acceptance: tuple[float, ...]
-    num_tested: tuple[int, ...]
+    num_drafted: tuple[int, ...]
+    width: float
     hit_rate: float | None
-    hit_rate_rejected: float | None
-    hit_rate_accepted: float | None
     tokens_at_hit: float | None
     tokens_at_miss: float | None
     depth_at_hit: float | None
-    depth_at_miss: float | None
+    depths_at_miss: tuple[int, ...]
     wait_at_hit_ms: float | None
     wait_at_miss_ms: float | None
     step_ms: float | None
     steps_at_hit: float | None
+    steps_at_miss: float | None
     token_ms: float | None
 
     def verify_ms(self, num_tokens: float) -> float:
@@ -72,7 +73,7 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain values, ready for JSON."""
-        return {**asdict(self), "acceptance": list(self.acceptance), "num_tested": list(self.num_tested)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Profile:
@@ -87,7 +88,10 @@ class Profile:
                 f"A profile must have the fields {sorted(known)}, but {sorted(known - set(values))} are missing and "
                 f"{sorted(set(values) - known)} are unknown. Measure again with this version of hf_ssd."
             )
-        return cls(**{**values, "acceptance": tuple(values["acceptance"]), "num_tested": tuple(values["num_tested"])})
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        return cls(**plain)
 
 
 def profile_of(stats: Sequence[SSDStats]) -> Profile | None:
@@ -109,9 +113,14 @@ def profile_of(stats: Sequence[SSDStats]) -> Profile | None:
     later = [round_ for call in calls for round_ in call.rounds[1:]]
     hits = [r for r in rounds if r.origin is Origin.CACHE]
     misses = [r for r in rounds if r.origin is Origin.JUST_IN_TIME]
-    base_ms, token_ms = _fit_line([(r.num_draft_tokens + 1, r.verify_ms) for r in rounds])
-    step_ms = _step_ms(later)
-    acceptance = acceptance_by_position(rounds)
+    verify_base_ms, verify_token_ms = _fit_line([(r.num_draft_tokens + 1, r.verify_ms) for r in rounds])
+    step_ms, steps_at_hit = _step_ms(later), _mean(r.num_draft_steps for r in later if r.origin is Origin.CACHE)
+    ahead = (0.0, 0.0) if mode != "ssd" else None
+    if steps_at_hit is not None and step_ms is not None:
+        ahead = (steps_at_hit, step_ms)
+    steps_at_miss, token_ms = _just_in_time([r for r in later if r.origin is Origin.JUST_IN_TIME], ahead)
+    # The last speculation of a call was cut to the tokens still wanted.
+    acceptance, num_drafted = _acceptance([round_ for call in calls for round_ in call.rounds[:-1]] or rounds)
     decode_ms = sum(_decode_ms(call) for call in calls)
     decoded = sum(call.num_tokens - 1 for call in calls)
     return Profile(
@@ -121,24 +130,24 @@ def profile_of(stats: Sequence[SSDStats]) -> Profile | None:
         num_tokens=sum(call.num_tokens for call in calls),
         decode_tokens_per_s=decoded / decode_ms * 1e3 if decode_ms > 0 else None,
         prefill_ms=_mean(call.ttft_ms for call in calls if call.ttft_ms is not None),
-        verify_base_ms=base_ms,
-        verify_token_ms=token_ms,
+        verify_base_ms=verify_base_ms,
+        verify_token_ms=verify_token_ms,
         verify_single_ms=_mean(r.verify_ms for r in rounds if not r.num_draft_tokens),
         overhead_ms=max(decode_ms - sum(r.verify_ms + r.wait_ms for r in rounds), 0.0) / len(rounds),
         acceptance=acceptance,
-        num_tested=tuple(sum(_num_tested(r) > position for r in rounds) for position in range(len(acceptance))),
-        hit_rate=_hit_rate(mode, rounds),
-        hit_rate_rejected=_hit_rate(mode, _after(calls, all_accepted=False)),
-        hit_rate_accepted=_hit_rate(mode, _after(calls, all_accepted=True)),
+        num_drafted=num_drafted,
+        width=_ratio(sum(r.num_draft_tokens for r in rounds), sum(r.depth for r in rounds)) or 1.0,
+        hit_rate=_hit_rate(rounds) if mode == "ssd" else None,
         tokens_at_hit=_mean(r.num_emitted for r in hits),
         tokens_at_miss=_mean(r.num_emitted for r in misses),
         depth_at_hit=_mean(r.depth for r in hits),
-        depth_at_miss=_mean(r.depth for r in misses),
+        depths_at_miss=_counts([r.depth for r in misses]),
         wait_at_hit_ms=_mean(r.wait_ms for r in hits),
         wait_at_miss_ms=_mean(r.wait_ms for r in misses),
         step_ms=step_ms,
-        steps_at_hit=_mean(r.num_draft_steps for r in later if r.origin is Origin.CACHE),
-        token_ms=_token_ms(later, step_ms),
+        steps_at_hit=steps_at_hit,
+        steps_at_miss=steps_at_miss,
+        token_ms=token_ms,
     )
 
 
@@ -146,26 +155,19 @@ def _decode_ms(call: SSDStats) -> float:
     return 0.0 if call.first_token_s is None else (call.end_s - call.first_token_s) * 1e3
 
 
-def _num_tested(round_: RoundStats) -> int:
-    """Positions at which a draft token was tested: those accepted, and the first that was not."""
-    return min(round_.num_accepted + 1, round_.num_draft_tokens)
+def _acceptance(rounds: Sequence[RoundStats]) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Acceptance by position, and on how many speculations each is measured."""
+    rates, numbers = [], []
+    for position in range(max(r.depth for r in rounds)):
+        drafted = [r for r in rounds if r.depth > position]
+        rates.append(sum(r.num_accepted > position for r in drafted) / len(drafted))
+        numbers.append(len(drafted))
+    return tuple(rates), tuple(numbers)
 
 
-def _hit_rate(mode: str, rounds: Sequence[RoundStats]) -> float | None:
-    """Hits over outcomes that were looked up; in mode "sd" none are."""
+def _hit_rate(rounds: Sequence[RoundStats]) -> float | None:
     num_hits = sum(r.origin is Origin.CACHE for r in rounds)
-    num_misses = sum(r.miss is not None for r in rounds)
-    return _ratio(num_hits, num_hits + num_misses) if mode == "ssd" else None
-
-
-def _after(calls: Iterable[SSDStats], *, all_accepted: bool) -> list[RoundStats]:
-    """Rounds that follow an outcome of one kind. The outcome of a prefill is of neither."""
-    return [
-        after
-        for call in calls
-        for before, after in zip(call.rounds, call.rounds[1:], strict=False)
-        if before.num_draft_tokens and (before.num_accepted == before.num_draft_tokens) is all_accepted
-    ]
+    return _ratio(num_hits, num_hits + sum(r.miss is not None for r in rounds))
 
 
 def _step_ms(rounds: Sequence[RoundStats]) -> float | None:
@@ -174,14 +176,18 @@ def _step_ms(rounds: Sequence[RoundStats]) -> float | None:
     return _ratio(sum(r.draft_ms for r in hits), sum(r.num_draft_steps for r in hits))
 
 
-def _token_ms(rounds: Sequence[RoundStats], step_ms: float | None) -> float | None:
-    """Before a miss it drafted ahead as well, in vain; what is left of its time went into the tokens."""
-    misses = [r for r in rounds if r.origin is Origin.JUST_IN_TIME]
-    in_vain = sum(r.num_draft_steps - r.depth for r in misses)
-    if in_vain and step_ms is None:
-        return None
-    spent_ms = sum(r.draft_ms for r in misses) - in_vain * (step_ms or 0.0)
-    return _ratio(max(spent_ms, 0.0), sum(r.depth for r in misses))
+def _just_in_time(misses: Sequence[RoundStats], ahead: tuple[float, float] | None) -> tuple[float | None, float | None]:
+    """Steps after a miss, and the time of one.
+
+    Args:
+        misses: Rounds whose speculations were drafted just in time.
+        ahead: Steps ahead that were made before in vain, and the time of one; `None` if that is not known.
+    """
+    if not misses or ahead is None:
+        return None, None
+    steps = sum(r.num_draft_steps for r in misses) / len(misses) - ahead[0]
+    spent_ms = sum(r.draft_ms for r in misses) / len(misses) - ahead[0] * ahead[1]
+    return (steps, spent_ms / steps) if steps > 0 and spent_ms > 0 else (None, None)
 
 
 def _fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -192,6 +198,11 @@ def _fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
     slope = max(slope, 0.0)
     return mean_y - slope * mean_x, slope
+
+
+def _counts(numbers: Sequence[int]) -> tuple[int, ...]:
+    """How often 0, 1, 2, ... occur."""
+    return tuple(numbers.count(number) for number in range(max(numbers, default=-1) + 1))
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,13 @@ class RecordedRun:
         first = SSD if mode == SSD else SD
         names = sorted(self.profiles, key=lambda name: name != first)
         return conditions_of(self.config, [self.profiles[name] for name in names])
+
+    def as_measured(self) -> Conditions:
+        """The conditions of SSD, with what AR took for a token where that was measured."""
+        conditions = self.conditions()
+        if AR not in self.tokens_per_s:
+            return conditions
+        return replace(conditions, single_ms=1e3 / self.tokens_per_s[AR] - conditions.overhead_ms)
 
 
 def read_runs(path: Path) -> tuple[RecordedRun, ...]:

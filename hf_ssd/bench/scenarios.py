@@ -75,6 +75,6 @@ def scenarios(
     if result is None:
         return (Scenario("The given times and rates", forecast(assumed_conditions(changes), settings)),)
     return tuple(
-        Scenario(run.title, forecast(run.conditions().changed(changes), settings), checks=check(run))
+        Scenario(run.title, forecast(run.as_measured().changed(changes), settings), checks=check(run))
         for run in read_runs(result)
     )
