@@ -76,6 +76,11 @@ class RowDecoder:
         self.hidden_states: tuple[Any, ...] | None = () if wants and generation_config.output_hidden_states else None
 
     @cached_property
+    def _eos_ids(self) -> frozenset[int]:
+        eos = self.config._eos_token_tensor
+        return frozenset() if eos is None else frozenset(eos.flatten().tolist())
+
+    @cached_property
     def _masks(self) -> Masks:
         """The masks that the target gets for a speculation."""
         mask = self.model_kwargs.get("attention_mask")
@@ -196,10 +201,8 @@ class RowDecoder:
 
     def _send(self, node: int, tokens: Sequence[int], verify_ms: float | None = None) -> None:
         """Tells the outcome, unless these tokens certainly end the row and the answer would be for nothing."""
-        eos = self.config._eos_token_tensor
-        is_end = self.input_ids.shape[1] + len(tokens) >= self.config.max_length or (
-            eos is not None and any(token in eos.tolist() for token in tokens)
-        )
+        is_full = self.input_ids.shape[1] + len(tokens) >= self.config.max_length
+        is_end = is_full or not self._eos_ids.isdisjoint(tokens)
         if self._speculator is not None and not is_end:
             outcome = Outcome(node, tokens[-1])
             self._ask(lambda: self._speculator.resolve(outcome, verify_ms))  # type: ignore[union-attr]
@@ -232,9 +235,7 @@ class RowDecoder:
 
     def _decide(self, raw_logits: torch.Tensor, speculation: Speculation) -> tuple[Verdict, torch.Tensor, torch.Tensor]:
         """Verifies; returns the verdict, and scores and raw logits of shape `(1, num_draft_tokens + 1, vocab_size)`."""
-        logits = raw_logits.to(dtype=torch.float32, device=self.input_ids.device, copy=True)
-        # Processors may work in place.
-        scores = logits.clone() if self.logits is not None and self.processors else logits
+        logits, scores = self._logits_and_scores(raw_logits)
         draft = self.input_ids.new_tensor([speculation.tokens]).view(1, len(speculation))
         scores = self._process(scores, draft)
         if not self.config.do_sample:
@@ -253,18 +254,16 @@ class RowDecoder:
             Indices of the accepted draft tokens, the bonus token, and scores and raw logits of shape
             `(1, num_accepted + 1, vocab_size)`.
         """
-        logits = raw_logits.to(dtype=torch.float32, device=self.input_ids.device, copy=True)
-        scores = logits.clone() if self.logits is not None and self.processors else logits
+        logits, scores = self._logits_and_scores(raw_logits)
         is_together = looks_only_at_scores(self.processors)
         if is_together:
             scores = self._process(scores, self.input_ids.new_empty((1, 0)))
         choices = scores[0].argmax(dim=-1).tolist()
-        eos = [] if self.config._eos_token_tensor is None else self.config._eos_token_tensor.tolist()
 
         def choose(node: int, path: tuple[int, ...]) -> int:
             tokens = [speculation.tokens[index] for index in path]
             # After its end the text needs no processors: they might not know what to say.
-            if not is_together and not any(token in eos for token in tokens):
+            if not is_together and self._eos_ids.isdisjoint(tokens):
                 prefix = torch.cat([self.input_ids, self.input_ids.new_tensor([tokens])], dim=1)
                 scores[:, node + 1] = self._for_row(self.processors, prefix, scores[:, node + 1].clone())
                 choices[node + 1] = int(scores[0, node + 1].argmax())
@@ -273,6 +272,11 @@ class RowDecoder:
         path, bonus_token = follow_tree(choose, speculation.tokens, speculation.parents)
         rows = [0, *(index + 1 for index in path)]
         return path, bonus_token, scores[:, rows], logits[:, rows]
+
+    def _logits_and_scores(self, raw_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The logits in float32, and what processors may work on in place."""
+        logits = raw_logits.to(dtype=torch.float32, device=self.input_ids.device, copy=True)
+        return logits, logits.clone() if self.logits is not None and self.processors else logits
 
     def _process(self, scores: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
         if not self.processors:
@@ -292,9 +296,7 @@ class RowDecoder:
             is_last = processed[0, i, token] == float("-inf")
             if not self.config.do_sample:
                 is_last = processed[0, i].argmax() != token
-            if self.config._eos_token_tensor is not None:
-                is_last |= (self.config._eos_token_tensor == token).any()
-            if bool(is_last):
+            if bool(is_last) or int(token) in self._eos_ids:
                 break
         return processed
 

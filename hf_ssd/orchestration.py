@@ -89,7 +89,9 @@ def decode_speculatively(
                     num_rows=num_rows,
                 )
                 rows.append(decoder)
-                request = _request(decoder, call.config)
+                # From the default generator, so that `torch.manual_seed` reproduces it. Greedy calls leave that alone.
+                seed = int(torch.randint(2**62, (1,))) if generation_config.do_sample else 0
+                request = draft_request(decoder, call.config, seed)
                 decoder.run(None if recorder.degraded else speculator, request, restore_threads)
     finally:
         # Also when something was raised: whoever reads the stream must not wait for ever.
@@ -163,24 +165,28 @@ def _target_threads(config: SSDConfig, speculator: Speculator | None) -> int | N
     return split_threads(config.target_threads, config.assistant_threads, available_cores())[0]
 
 
-def _request(decoder: RowDecoder, config: SSDConfig) -> DraftRequest:
+def draft_request(decoder: RowDecoder, config: SSDConfig, seed: int) -> DraftRequest:
+    """What a speculator needs to draft for a row that has not begun.
+
+    Args:
+        decoder: Decodes the row.
+        config: Settings of the call.
+        seed: Seed of the draws.
+    """
     prompt = decoder.input_ids[0].tolist()
     mask = decoder.model_kwargs.get("attention_mask")
     num_padding = 0
     if mask is not None and mask.shape[1] == len(prompt):
         num_padding = int((mask[0].cumsum(0) == 0).sum())
-    do_sample = bool(decoder.config.do_sample)
     return DraftRequest(
         prompt_ids=tuple(prompt),
         num_padding=num_padding,
         max_new_tokens=decoder.config.max_length - len(prompt),
         vocab_size=decoder.model.config.get_text_config(decoder=True).vocab_size,
-        # Not asked where no tree is wanted: it takes a forward or two.
         takes_trees=config.max_tree_tokens > 0 and config.mode != "ar" and decoder.takes_trees,
-        do_sample=do_sample,
+        do_sample=bool(decoder.config.do_sample),
         processors=tuple(decoder.processors),
-        # From the default generator, so that `torch.manual_seed` reproduces it. Greedy calls leave that alone.
-        seed=int(torch.randint(2**62, (1,))) if do_sample else 0,
+        seed=seed,
         config=config,
     )
 

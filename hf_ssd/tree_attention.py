@@ -26,16 +26,16 @@ PrefixKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple
 FEW_SCORES = 16_384  # for each head of keys; up to here one fused call is faster than what pays for more
 
 # Arguments that change scores; a model that gives one of them is left to transformers' attention.
-_UNKNOWN_HERE = ("softcap", "position_bias", "s_aux")
+_CHANGE_SCORES = ("softcap", "position_bias", "s_aux")
 
 
 @contextmanager
-def use(config: PreTrainedConfig) -> Iterator[None]:
-    """Within it models of this config attend by it. With masks of full width that changes nothing, so that other
-    threads may run them meanwhile.
+def use(config: PreTrainedConfig, name: str = NAME) -> Iterator[None]:
+    """Within it models of this config attend by a registered attention, by default this one. With masks of full width
+    this one changes nothing, so that other threads may run them meanwhile.
     """
     own = config._attn_implementation
-    config._attn_implementation = NAME
+    config._attn_implementation = name
     try:
         yield
     finally:
@@ -80,8 +80,21 @@ def tree_attention(
     elif folded.shape[1] * key.shape[2] > FEW_SCORES:
         output = _attend_in_one(folded, key[0], value[0], tail_mask, scaling)
     else:
-        mask = pad(tail_mask, (num_prefix, 0)).expand(num_heads // num_kv_heads, -1, -1).flatten(0, 1)
-        output = scaled_dot_product_attention(folded[None], key, value, mask, scale=scaling)
+        return masked_attention(query, key, value, pad(tail_mask, (num_prefix, 0)), scaling)
+    return output.view(1, num_heads, num_tokens, -1)
+
+
+def masked_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float | None = None
+) -> torch.Tensor:
+    """Attention to all keys through a full mask of shape `(num_tokens, num_keys)`, in one fused call.
+
+    The other arguments and the result are those of [`tree_attention`].
+    """
+    num_heads, num_tokens, head_dim = query.shape[1:]
+    folded = query.reshape(1, key.shape[1], -1, head_dim)
+    mask = mask.expand(num_heads // key.shape[1], -1, -1).flatten(0, 1)
+    output = scaled_dot_product_attention(folded, key, value, mask, scale=scaling)
     return output.view(1, num_heads, num_tokens, -1)
 
 
@@ -155,6 +168,11 @@ def _torch_flash(
     return output, lse
 
 
+def unknown_arguments(kwargs: dict[str, Any]) -> list[str]:
+    """Those arguments of a model's attention that this module does not know how to obey."""
+    return [name for name in _CHANGE_SCORES if kwargs.get(name) is not None]
+
+
 def _attention_forward(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -171,7 +189,7 @@ def _attention_forward(
     """
     if attention_mask is None or attention_mask.shape[-1] == key.shape[-2]:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    unknown = [name for name in _UNKNOWN_HERE if kwargs.get(name) is not None]
+    unknown = unknown_arguments(kwargs)
     if unknown or query.shape[0] != 1 or attention_mask.shape[:2] != (1, 1):
         raise NotImplementedError(f"Tree attention is for single rows and plain scores, but got {unknown}.")
     output = tree_attention(query, key, value, attention_mask[0, 0], scaling, prefix_kernel(query, value))

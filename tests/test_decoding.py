@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from grammar import words_only
 from plain import INLINE, assert_equals_plain
 from streamers import Criterion, Listener
 from tiny_models import make_noisy, make_target, prompt
@@ -235,19 +236,7 @@ class TestProcessors:
     @pytest.mark.parametrize("config", [INLINE, PROCESS], ids=["inline", "process"])
     def test_a_grammar_that_does_not_know_other_prefixes(self, target, shared_noisy, config) -> None:
         """It raises on a prefix off its trie, also after the end: draft tokens must not lead it there."""
-        trie = {}
-        for word in ([11, 12, 13, 1], [11, 15, 16, 1], [21, 22, 23, 1]):
-            node = trie
-            for token in word:
-                node = node.setdefault(token, {})
-
-        def allowed(batch_id: int, ids: torch.Tensor) -> list[int]:
-            node = trie
-            for token in ids[3:].tolist():
-                node = node[token]
-            if not node:
-                raise KeyError("after the end")
-            return list(node)
+        allowed = words_only([[11, 12, 13, 1], [11, 15, 16, 1], [21, 22, 23, 1]], num_prompt_tokens=3)
 
         for seed in range(4):
             assert_equals_plain(

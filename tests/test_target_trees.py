@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny_zoo
 import torch
+from grammar import words_only
 from lookup_model import LookupForCausalLM
 from streamers import Listener
 from tiny_models import VOCAB_SIZE, make_noisy, make_target, padded_batch, prompt
@@ -180,19 +181,7 @@ class TestRandomTrees:
 
     def test_a_grammar_is_asked_about_no_prefix_off_the_text(self, with_oracle) -> None:
         """It raises there, and after the end too."""
-        trie: dict[int, dict] = {}
-        for word in ([11, 12, 13, 1], [11, 15, 16, 17, 1], [21, 22, 23, 1]):
-            node = trie
-            for token in word:
-                node = node.setdefault(token, {})
-
-        def allowed(batch_id: int, ids: torch.Tensor) -> list[int]:
-            node = trie
-            for token in ids[3:].tolist():
-                node = node[token]
-            if not node:
-                raise KeyError("after the end")
-            return list(node)
+        allowed = words_only([[11, 12, 13, 1], [11, 15, 16, 17, 1], [21, 22, 23, 1]], num_prompt_tokens=3)
 
         for seed in range(4):
             settings = {"max_new_tokens": 20, "eos_token_id": 1, "prefix_allowed_tokens_fn": allowed}
@@ -383,8 +372,8 @@ class TestWhoTakesTrees:
     )
     def test_calls(self, settings: dict, takes: bool, monkeypatch) -> None:
         target = make_target(attn_implementation="eager")
-        requests, make = [], orchestration._request
-        monkeypatch.setattr(orchestration, "_request", lambda *a: requests.append(make(*a)) or requests[-1])
+        requests, make = [], orchestration.draft_request
+        monkeypatch.setattr(orchestration, "draft_request", lambda *a: requests.append(make(*a)) or requests[-1])
         options = {"max_new_tokens": 8, "do_sample": False, **settings}
         generate_with_ssd(target, inputs=prompt(6), assistant_model=make_noisy(), ssd_config=CONFIG, **options)
         assert [request.takes_trees for request in requests] == [takes]

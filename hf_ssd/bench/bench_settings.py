@@ -10,37 +10,12 @@ from typing import Any, ClassVar
 
 from ..config import SSDConfig
 from .prompts import Prompt
-from .settings import (
-    AR,
-    AR_ALL_CORES,
-    HF_ASSISTED,
-    HF_ASSISTED_ALL_CORES,
-    HF_INT8,
-    HF_INT8_ALL_CORES,
-    PROMPT_LOOKUP,
-    PROMPT_LOOKUP_ALL_CORES,
-    SD,
-    SSD,
-    RunSettings,
-    check_temperature,
-)
+from .settings import BENCH_ARM_NAMES, SSD, RunSettings, check_temperature
 from .suites import LONG, SHORT_PROMPT_TOKENS, read_suite, sample_evenly
 
 TEMPERATURES = (0.0, 0.5, 0.7, 1.0)
 DRAFT_LENGTHS = (3, 5, 8)
 LONG_PROMPT_TOKENS = (4096,)
-BENCH_ARM_NAMES = (
-    AR,
-    AR_ALL_CORES,
-    HF_ASSISTED,
-    HF_ASSISTED_ALL_CORES,
-    HF_INT8,
-    HF_INT8_ALL_CORES,
-    PROMPT_LOOKUP,
-    PROMPT_LOOKUP_ALL_CORES,
-    SD,
-    SSD,
-)
 VARIANT_PREFIX = f"{SSD}: "  # begins the name of an SSD arm with settings of its own
 
 

@@ -7,7 +7,6 @@ number of tokens, and every figure comes with the interval that it spans when pr
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -17,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..drafting import AssistantModel, make_assistant
-from ..drafting.int8 import may_pay, quantize_linears
+from ..drafting.int8 import copy_modules, may_pay, quantize_linears
 from ..metrics import SSDStats
 from ..pairs import Pair
 from ..runtime import placement
@@ -192,8 +191,7 @@ def runs_int8(quantization: str | None, assistant: PreTrainedModel) -> bool:
 
 def int8_copy(model: PreTrainedModel) -> PreTrainedModel:
     """The model with its linear layers in 8 bits; `model` is left as it is, and shares the other weights."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    copied: PreTrainedModel = copy.deepcopy(model, shared)
+    copied = copy_modules(model)
     quantize_linears(copied)
     return copied
 

@@ -12,10 +12,12 @@ from transformers import PreTrainedModel
 from ..config import SSDConfig
 from ..decoding import RowDecoder
 from ..drafting import AssistantModel
+from ..drafting.proposer import Proposer
 from ..kv_cache import keep_branch
+from ..orchestration import draft_request
 from ..protocol import DraftRequest
 from ..recorder import Recorder
-from ..sampling import apply_processors, draw
+from ..sampling import draw
 from ..types import Outcome, Speculation
 from .arms import Inputs
 
@@ -76,7 +78,7 @@ class ChainDrafter:
     def start(self, request: DraftRequest) -> None:
         self._request = request
         self._generator = torch.Generator(self._assistant.device).manual_seed(request.seed)
-        self._padding = list(request.prompt_ids[: request.num_padding])
+        self._proposer = Proposer(self._assistant, request, None)
         self._tokens = list(request.prompt_ids[request.num_padding :])
         self._num_wanted = request.max_new_tokens
         self._cache = self._assistant.new_cache()
@@ -116,11 +118,7 @@ class ChainDrafter:
         """The assistant's distribution after everything so far, of shape `(vocab_size,)`."""
         row = self._tokens + self._draft
         hidden = self._assistant.forward(row[self._cache.get_seq_length() :], self._cache, num_hidden=1)
-        logits = self._assistant.logits(hidden)[:, : self._request.vocab_size]
-        missing = self._request.vocab_size - logits.shape[1]
-        logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
-        prefix = torch.tensor([*self._padding, *row], dtype=torch.long, device=logits.device)
-        return apply_processors(self._request.processors, [prefix], logits)[0].softmax(dim=-1)
+        return self._proposer.scores(hidden, [row])[0].softmax(dim=-1)
 
 
 def record_rounds(
@@ -156,17 +154,7 @@ def record_rounds(
             recorder=Recorder("sd"),
             **arguments,
         )
-        request = DraftRequest(
-            prompt_ids=tuple(input_ids[0].tolist()),
-            num_padding=0,
-            max_new_tokens=config.max_length - input_ids.shape[1],
-            vocab_size=model.config.get_text_config(decoder=True).vocab_size,
-            do_sample=bool(config.do_sample),
-            processors=tuple(decoder.processors),
-            seed=seed,
-            config=SSDConfig(mode="sd"),
-            takes_trees=False,
-        )
+        request = draft_request(decoder, SSDConfig(mode="sd", draft_tree_size=None), seed)
         decoder.run(drafter, request)
         return decoder.input_ids
 

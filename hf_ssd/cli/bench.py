@@ -8,7 +8,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import errors, number_or, numbers, split
+from .options import (
+    AsJson,
+    Assistant,
+    AssistantQuantization,
+    AssistantThreads,
+    CacheBudget,
+    DraftTreeSize,
+    DraftVocabSize,
+    Dtype,
+    FanOut,
+    NumAssistantTokens,
+    Repeats,
+    Seed,
+    Target,
+    TargetThreads,
+    console,
+    errors,
+    numbers,
+    split,
+    ssd_settings,
+    still,
+)
 
 if TYPE_CHECKING:
     from ..bench.bench_settings import BenchSettings
@@ -26,18 +47,16 @@ def bench(
         str | None,
         typer.Option(help="Suite long: prompt lengths, beside 256. Default: 4096.", show_default=False),
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Name or folder of the target. Default: the embedded pair.", show_default=False)
-    ] = None,
-    assistant: Annotated[str | None, typer.Option(help="Name or folder of the assistant.", show_default=False)] = None,
-    dtype: Annotated[str, typer.Option(help="bfloat16, float32 or float16.")] = "bfloat16",
+    target: Target = None,
+    assistant: Assistant = None,
+    dtype: Dtype = "bfloat16",
     max_new_tokens: Annotated[int, typer.Option(help="Tokens per text.")] = 64,
     stop_at_eos: Annotated[
         bool, typer.Option("--stop-at-eos", help="Let EOS end texts; lengths may then differ.")
     ] = False,
     temperatures: Annotated[str, typer.Option(help="With commas; 0 decodes greedily.")] = "0,0.5,0.7,1",
-    repeats: Annotated[int, typer.Option(help="How often everything is run.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    repeats: Repeats = 1,
+    seed: Seed = 0,
     arms: Annotated[
         str | None, typer.Option(help="Arms to run, with commas. Default: all.", show_default=False)
     ] = None,
@@ -52,30 +71,23 @@ def bench(
         str, typer.Option(help="Draft lengths (K) for assisted generation, beside its defaults.")
     ] = "3,5,8",
     replay: Annotated[bool, typer.Option(help="Record rounds and try every fan-out on them.")] = True,
-    target_threads: Annotated[
-        int | None, typer.Option(help="CPU threads of the target. Default: split.", show_default=False)
-    ] = None,
-    assistant_threads: Annotated[
-        int | None, typer.Option(help="CPU threads of the assistant. Default: split.", show_default=False)
-    ] = None,
-    num_assistant_tokens: Annotated[str, typer.Option(help='Most draft tokens per round (K), or "auto".')] = "auto",
-    draft_tree_size: Annotated[
-        str, typer.Option(help='Most draft tokens in a token tree, "auto" or "none" (chains only).')
-    ] = "auto",
-    cache_budget: Annotated[str, typer.Option(help='Outcomes prepared per round (B), or "auto".')] = "auto",
-    fan_out: Annotated[str, typer.Option(help="per_instance, geometric or uniform.")] = "per_instance",
-    assistant_quantization: Annotated[
-        str, typer.Option(help='"int8", "auto" or "none": the assistant\'s linear layers in 8 bits.')
-    ] = "auto",
-    draft_vocab_size: Annotated[str, typer.Option(help='Tokens to draft from, "auto" or "none" (all).')] = "auto",
+    target_threads: TargetThreads = None,
+    assistant_threads: AssistantThreads = None,
+    num_assistant_tokens: NumAssistantTokens = "auto",
+    draft_tree_size: DraftTreeSize = "auto",
+    cache_budget: CacheBudget = "auto",
+    fan_out: FanOut = "per_instance",
+    assistant_quantization: AssistantQuantization = "auto",
+    draft_vocab_size: DraftVocabSize = "auto",
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for bench.json, report.md, plots and trace.json.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure SSD and transformers' ways to generate on a suite of prompts, with intervals, a report and plots."""
-    from ..bench.bench_settings import BENCH_ARM_NAMES, BenchSettings, parse_variant
+    from ..bench.bench_settings import BenchSettings, parse_variant
+    from ..bench.settings import BENCH_ARM_NAMES
 
     with errors():
         settings = BenchSettings(
@@ -96,12 +108,14 @@ def bench(
             replay=replay,
             target_threads=target_threads,
             assistant_threads=assistant_threads,
-            num_assistant_tokens=number_or("num_assistant_tokens", num_assistant_tokens, {"auto": "auto"}),
-            draft_tree_size=number_or("draft_tree_size", draft_tree_size, {"auto": "auto", "none": None}),
-            cache_budget=number_or("cache_budget", cache_budget, {"auto": "auto"}),
-            fan_out=fan_out,  # type: ignore[arg-type]
-            assistant_quantization=None if assistant_quantization == "none" else assistant_quantization,  # type: ignore[arg-type]
-            draft_vocab_size=number_or("draft_vocab_size", draft_vocab_size, {"auto": "auto", "none": None}),
+            **ssd_settings(
+                num_assistant_tokens=num_assistant_tokens,
+                draft_tree_size=draft_tree_size,
+                cache_budget=cache_budget,
+                fan_out=fan_out,
+                assistant_quantization=assistant_quantization,
+                draft_vocab_size=draft_vocab_size,
+            ),
             out=out,
         )
         _bench(settings, as_json)
@@ -110,15 +124,13 @@ def bench(
 def _bench(settings: BenchSettings, as_json: bool) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
-    from transformers.utils import logging
 
     from ..bench.benchmark import Benchmark
     from ..bench.files import write_files
     from ..bench.markdown import write_report
     from ..bench.report import progress_bar
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    still()
     if settings.out is not None:
         settings.out.mkdir(parents=True, exist_ok=True)
     with progress_bar(Console(stderr=True)) as progress:
@@ -127,9 +139,7 @@ def _bench(settings: BenchSettings, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=2))
         return
-    output = Console()
-    if not output.is_terminal:
-        output.width = max(output.width, 160)  # rich assumes 80 columns for a file or pipe
+    output = console(width=160)
     output.print(Markdown(write_report(result)))
     if files:
         output.print(f"Written to {settings.out}: {', '.join(files)}.", highlight=False)

@@ -1,14 +1,42 @@
-"""What the commands share: how options are read, and how errors are shown."""
+"""What the commands share: options, how they are read, and how results and errors are shown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 Number = TypeVar("Number", int, float)
+
+Target = Annotated[
+    str | None, typer.Option(help="Name or folder of the target. Default: the embedded pair.", show_default=False)
+]
+Assistant = Annotated[str | None, typer.Option(help="Name or folder of the assistant.", show_default=False)]
+Dtype = Annotated[str, typer.Option(help="bfloat16, float32 or float16.")]
+Seed = Annotated[int, typer.Option(help="Seed of the draws.")]
+Repeats = Annotated[int, typer.Option(help="How often everything is run.")]
+TargetThreads = Annotated[
+    int | None, typer.Option(help="CPU threads of the target. Default: split.", show_default=False)
+]
+AssistantThreads = Annotated[
+    int | None, typer.Option(help="CPU threads of the assistant. Default: split.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")]
+
+# Fields of SSDConfig, read by `ssd_settings`.
+NumAssistantTokens = Annotated[str, typer.Option(help='Most draft tokens per round (K), or "auto".')]
+DraftTreeSize = Annotated[str, typer.Option(help='Most draft tokens in a token tree, "auto" or "none" (chains only).')]
+CacheBudget = Annotated[str, typer.Option(help='Outcomes prepared per round (B), or "auto".')]
+FanOut = Annotated[str, typer.Option(help="per_instance, geometric or uniform.")]
+AssistantQuantization = Annotated[
+    str, typer.Option(help='"int8", "auto" or "none": the assistant\'s linear layers in 8 bits.')
+]
+DraftVocabSize = Annotated[str, typer.Option(help='Tokens to draft from, "auto" or "none" (all).')]
 
 
 @contextmanager
@@ -43,3 +71,41 @@ def numbers(name: str, text: str, kind: type[Number]) -> tuple[Number, ...]:
     except ValueError:
         word = "whole numbers" if kind is int else "numbers"
         raise ValueError(f"`{name}` must be {word} with commas between them, but got {text!r}.") from None
+
+
+def ssd_settings(
+    *,
+    num_assistant_tokens: str,
+    draft_tree_size: str,
+    cache_budget: str,
+    fan_out: str,
+    assistant_quantization: str,
+    draft_vocab_size: str,
+) -> dict[str, Any]:
+    """Fields of [`SSDConfig`] from what was typed for them. Words that it does not know are for its own checks."""
+    return {
+        "num_assistant_tokens": number_or("num_assistant_tokens", num_assistant_tokens, {"auto": "auto"}),
+        "draft_tree_size": number_or("draft_tree_size", draft_tree_size, {"auto": "auto", "none": None}),
+        "cache_budget": number_or("cache_budget", cache_budget, {"auto": "auto"}),
+        "fan_out": fan_out,
+        "assistant_quantization": None if assistant_quantization == "none" else assistant_quantization,
+        "draft_vocab_size": number_or("draft_vocab_size", draft_vocab_size, {"auto": "auto", "none": None}),
+    }
+
+
+def still() -> None:
+    """Silences transformers: its own bars, and warnings about its own calls, would break up ours."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def console(width: int) -> Console:
+    """Standard output; in a file or pipe, for which rich assumes 80 columns, at least `width` wide."""
+    from rich.console import Console
+
+    output = Console()
+    if not output.is_terminal:
+        output.width = max(output.width, width)
+    return output

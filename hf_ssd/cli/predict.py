@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .options import errors, numbers
+from .options import AsJson, console, errors, numbers
 
 
 def predict(
@@ -55,7 +55,7 @@ def predict(
     entropy_second_moment: Annotated[
         float | None, typer.Option(help="Mean of sum p log^2 p; with --entropy.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Predict AR, SD and SSD from a measured run, or from times and rates: also for hardware one does not have."""
     from ..bench.conditions import Changes
@@ -84,12 +84,8 @@ def predict(
         typer.echo(json.dumps([scenario.to_dict() for scenario in found], indent=2))
         return
 
-    from rich.console import Console
-
     from ..bench.predict_report import print_scenario
 
-    output = Console()
-    if not output.is_terminal:
-        output.width = max(output.width, 120)  # rich assumes 80 columns for a file or pipe
+    output = console(width=120)
     for scenario in found:
         print_scenario(scenario, output)

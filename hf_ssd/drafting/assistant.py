@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,7 @@ from transformers.utils import logging
 
 from .. import tree_attention
 from ..compat import CACHE_KEY
-from .int8 import MIN_SPEED_UP, TRIAL_TOKENS, Int8Linear, best_time, may_pay, quantize_linears
+from .int8 import MIN_SPEED_UP, TRIAL_TOKENS, Int8Linear, best_time, copy_modules, may_pay, quantize_linears
 from .tree_cache import SlabCache
 from .tree_mask import TreeMask
 
@@ -36,9 +35,7 @@ def make_assistant(model: PreTrainedModel, quantization: str | None) -> Assistan
     assistant = AssistantModel(model)
     if quantization != "int8" and not (quantization == "auto" and may_pay(model)):
         return assistant
-    # Other modules over the same tensors.
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    quantized = AssistantModel(copy.deepcopy(model, shared))
+    quantized = AssistantModel(copy_modules(model))
     quantized.quantize()
     if quantization == "auto":
         step_s, quantized_step_s = _step_time(assistant), _step_time(quantized)
@@ -109,9 +106,7 @@ class AssistantModel:
             mask = self.mask.chain(num_cached, len(tokens))
             positions = range(num_cached, num_cached + len(tokens))
         kwargs: dict[str, Any] = {CACHE_KEY: cache, "use_cache": True, "return_dict": True}
-        # A token that only the target's longer vocabulary has stands for any other here: it costs acceptance, no more.
-        known = [token if token < self.vocab_size else 0 for token in tokens]
-        kwargs["input_ids"] = torch.tensor([known], dtype=torch.long, device=self.device)
+        kwargs["input_ids"] = torch.tensor([self._known(tokens)], dtype=torch.long, device=self.device)
         if positions is not None:
             kwargs["position_ids"] = torch.tensor([[*positions]], dtype=torch.long, device=self.device)
         if mask is not None:
@@ -186,6 +181,10 @@ class AssistantModel:
         expected = torch.cat(alone).float()
         tolerance = (1e-3 if self.dtype == torch.float32 else 0.05) * expected.norm(dim=1)
         return bool(((together.float() - expected).norm(dim=1) <= tolerance).all())
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        # A token that only the target's longer vocabulary has stands for any other here: it costs acceptance, no more.
+        return [token if token < self.vocab_size else 0 for token in tokens]
 
     def _some_tokens(self, first: int, count: int) -> list[int]:
         return [(7 * i + 1) % self.vocab_size for i in range(first, first + count)]

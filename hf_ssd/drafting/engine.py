@@ -18,7 +18,7 @@ from .draft_tree import Node, become_bonus, likeliest_first, make_root
 from .draft_vocab import DraftVocabulary
 from .ngram import MAX_LENGTH, NGramIndex, match_strength
 from .outcomes import OutcomeRanker
-from .pace import Pace
+from .pace import SLOPE, Pace
 from .proposer import Proposer, make_vocabulary
 
 logger = logging.get_logger(__name__)
@@ -214,12 +214,11 @@ class DraftEngine:
             return self._frontier[:MAX_STEP_TOKENS]
         if not planned and self._cache.get_seq_length() - self._num_cached >= MAX_PREPARED_TOKENS:
             return []
-        rates = self._pace.rates(self._acceptance(1)[0])
+        rates = self._rates()
         is_first = not any(node.is_run and not node.is_sent and not node.is_draft for node in self._root.descendants())
         if planned or is_first or rates is None:
             # The first step always pays: it makes misses into hits.
-            line = (1.0, 0.03) if self._pace.step.line is None else self._pace.step.line
-            width = step_width([node.chance for node in self._frontier], line)
+            width = step_width([node.chance for node in self._frontier], self._pace.step.line or (1.0, SLOPE))
             chosen = [*planned, *(node for node in self._frontier[:width] if not _is_called_for(node))]
             return chosen[:MAX_STEP_TOKENS]
         chances = [node.chance for node in self._frontier[:MAX_STEP_TOKENS]]
@@ -233,9 +232,15 @@ class DraftEngine:
     def _can_run(self, node: Node) -> bool:
         limit = self.assistant.max_length
         has_position = limit is None or node.position < limit
+        return has_position and self._is_wanted_after(node) and (node.is_sent or self._may_be_longer(node))
+
+    def _is_wanted_after(self, node: Node) -> bool:
+        """Whether a draft token after `node` could be emitted."""
         # The target adds a token to what is drafted, so the last token wanted is never drafted.
-        is_wanted = node.position + 1 < self._last_position
-        return has_position and is_wanted and (node.is_sent or node.num_drafted < self.config.max_draft_tokens)
+        return node.position + 1 < self._last_position
+
+    def _may_be_longer(self, node: Node) -> bool:
+        return node.num_drafted < self.config.max_draft_tokens
 
     def _run(self, nodes: Sequence[Node]) -> None:
         """Runs nodes whose ancestors have been run, and adds what may follow them."""
@@ -290,7 +295,7 @@ class DraftEngine:
             strength = match_strength(length)
             event = Event.OBJECTED if node.is_run else Event.COPIED
             chance = node.chance * self._calibration(event, strength)
-            is_wanted = node.position + 1 < self._last_position and node.num_drafted < self.config.max_draft_tokens
+            is_wanted = self._is_wanted_after(node) and self._may_be_longer(node)
             child = next((child for child in node.children if child.token == token), None)
             if child is not None:
                 child.match = strength
@@ -317,7 +322,7 @@ class DraftEngine:
                 self._proposer.activate(self._tokens)
             started, num_run = time.monotonic(), 1
             self._read_row()
-            if self._root.position + 1 < self._last_position:
+            if self._is_wanted_after(self._root):
                 self._add_drafts([self._root])
             first_slot = self._cache.get_seq_length()
             while True:
@@ -333,7 +338,7 @@ class DraftEngine:
 
     def _next_just_in_time(self) -> list[Node]:
         pending = [node for node in self._frontier if not node.is_run and self._can_run(node)]
-        rates = self._pace.rates(self._acceptance(1)[0])
+        rates = self._rates()
         is_fixed = self.config.num_assistant_tokens != "auto"
         if is_fixed or rates is None or not self.assistant.takes_trees:
             # One chain, after the likeliest token each time.
@@ -356,7 +361,7 @@ class DraftEngine:
     def _send(self) -> None:
         """Chooses the speculation: the likeliest draft tokens after the root."""
         if self._max_tree_tokens:
-            rates = self._pace.rates(self._acceptance(1)[0])
+            rates = self._rates()
             depth = max((node.num_drafted for node in self._root.descendants()), default=0)
             self._sent = likeliest_first(
                 self._root, lambda node, count: not count or self._is_worth_sending(node, count, rates, depth)
@@ -419,6 +424,9 @@ class DraftEngine:
         return speculation
 
     # Bookkeeping
+
+    def _rates(self) -> Rates | None:
+        return self._pace.rates(self._acceptance(1)[0])
 
     def _prefixes(self, nodes: Sequence[Node]) -> list[list[int]]:
         if not self._proposer.reads_prefixes:

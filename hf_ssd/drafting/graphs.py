@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from .. import tree_attention
 from ..compat import CACHE_KEY
 from ..protocol import DraftRequest
 from .assistant import AssistantModel, make_assistant
@@ -88,10 +89,8 @@ class GraphedAssistant(AssistantModel):
         end = start + len(tokens)
         positions = range(start, end) if positions is None else positions
         if mask is None:
-            visible = [(position + 1, ()) for position in range(start, end)]
-            mask = self.mask.build(num_trunk=end, num_slots=end, visible=visible, positions=positions)
-        known = [token if token < self.vocab_size else 0 for token in tokens]
-        hidden = stage.step(len(tokens))(known, positions, range(start, end), mask)
+            mask = self.mask.chain(start, len(tokens))
+        hidden = stage.step(len(tokens))(self._known(tokens), positions, range(start, end), mask)
         cache.show(end)
         # A copy: the next step writes to the same place.
         return hidden[-len(tokens) if num_hidden is None else -num_hidden :].clone()
@@ -110,7 +109,7 @@ class GraphedAssistant(AssistantModel):
 
     def _add_stage(self, capacity: int) -> None:
         like = super().new_cache()
-        tokens = self._try_tokens()
+        tokens = self._some_tokens(0, 8)
         expected = super().forward(tokens, like)
         slabs = make_slabs(like, capacity)
         masks = [torch.zeros(1, 1, BUCKETS[-1], capacity, dtype=self.dtype, device=self.device)]
@@ -129,9 +128,6 @@ class GraphedAssistant(AssistantModel):
         if not (found - expected[5:].float()).abs().max() <= tolerance:
             raise ValueError("a static step gives something else than a plain one")
 
-    def _try_tokens(self) -> list[int]:
-        return [(7 * i + 1) % self.vocab_size for i in range(8)]
-
     def _give_up(self, cause: str) -> None:
         logger.info(f"The assistant's steps are not run as graphs: {cause}")
         self._is_static = False
@@ -142,14 +138,10 @@ class GraphedAssistant(AssistantModel):
     ) -> torch.Tensor:
         """Hidden states of shape `(num_tokens, hidden_size)`, or logits where those stand in for them."""
         kwargs = {"input_ids": input_ids, "position_ids": position_ids, "attention_mask": mask, CACHE_KEY: cache}
-        own = self.config._attn_implementation
-        self.config._attn_implementation = ATTENTION
-        try:
+        with tree_attention.use(self.config, ATTENTION):
             if self._decoder is not None:
                 return self._decoder(**kwargs, use_cache=True, return_dict=True).last_hidden_state[0]
             return self.model(**kwargs, use_cache=True, return_dict=True).logits[0]
-        finally:
-            self.config._attn_implementation = own
 
 
 class _Stage:

@@ -6,12 +6,14 @@ little from what the assistant would draft otherwise; verification takes them fo
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.backends import mkldnn
+from transformers import PreTrainedModel
 
 MIN_AUTO_WEIGHTS = 5_000_000  # below, a step is not spent on reading weights
 MIN_SPEED_UP = 1.1  # of a step, for what 8 bits cost in acceptance
@@ -93,6 +95,11 @@ def best_time(action: Callable[[], object], repeats: int = 4) -> float:
         action()
         times.append(time.perf_counter() - start)
     return min(times)
+
+
+def copy_modules(model: PreTrainedModel) -> PreTrainedModel:
+    """Other modules over the same tensors, to be changed without changing `model`."""
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 
 
 def quantize_linears(model: nn.Module) -> None:

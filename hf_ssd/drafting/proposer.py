@@ -95,7 +95,7 @@ class Proposer:
             For each place the candidates in falling order of probability, given that none of the excluded follows.
         """
         token_ids, scores = (
-            (None, self._full_scores(hidden, prefixes)) if use_full_vocabulary else self._draft_scores(hidden, prefixes)
+            (None, self.scores(hidden, prefixes)) if use_full_vocabulary else self._draft_scores(hidden, prefixes)
         )
         for row, tokens in enumerate(excluded):
             for token in tokens:
@@ -116,7 +116,7 @@ class Proposer:
         has_choice = torch.isfinite(scores).any(dim=1)
         if token_ids is not None and not bool(has_choice.all()):
             # Processors left nothing of the draft vocabulary: look at all tokens.
-            token_ids, scores = None, self._full_scores(hidden, prefixes)
+            token_ids, scores = None, self.scores(hidden, prefixes)
             has_choice = torch.isfinite(scores).any(dim=1)
         if not bool(has_choice.all()):
             # Nothing may follow here; any fixed token is as good, and a point mass is what it is drawn from.
@@ -143,14 +143,15 @@ class Proposer:
             for row, row_probs, n in zip(tokens, probs, possible, strict=True)
         ]
 
-    def _full_scores(self, hidden: torch.Tensor, prefixes: Sequence[Sequence[int]]) -> torch.Tensor:
+    def scores(self, hidden: torch.Tensor, prefixes: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Scores of all tokens, after the processors, of shape `(num_rows, vocab_size)`; arguments as for `draft`."""
         return self._process(prefixes, self._fit(self.assistant.logits(hidden)))
 
     def _draft_scores(
         self, hidden: torch.Tensor, prefixes: Sequence[Sequence[int]]
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         if self._vocabulary is None:
-            return None, self._full_scores(hidden, prefixes)
+            return None, self.scores(hidden, prefixes)
         token_ids, logits = self._vocabulary.tokens, self._vocabulary.logits(hidden)
         if looks_only_at_scores(self.processors):
             return token_ids, self._process(prefixes, logits)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import sdpa_mask
 
+from ..tree_attention import masked_attention, unknown_arguments
 from .tree_cache import SlabCache, SlabLayer
 
 ATTENTION = "hf_ssd_static"
-
-# Arguments that change scores; a model that gives one of them is left to transformers' attention.
-_UNKNOWN_HERE = ("softcap", "position_bias", "s_aux")
 
 Slabs = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each layer
 
@@ -125,16 +122,12 @@ def _attention_forward(
 ) -> tuple[torch.Tensor, None]:
     """Attention of one row to all slots of a slab, through a full mask.
 
-    The heads of a group are rows of one product, as in [`tree_attention`]. Always by the same kernel: a graph has one.
+    Always by the same kernel: a graph has one.
 
     Raises:
         NotImplementedError: If the model wants more than this can do.
     """
-    unknown = [name for name in _UNKNOWN_HERE if kwargs.get(name) is not None]
+    unknown = unknown_arguments(kwargs)
     if unknown or attention_mask is None or query.shape[0] != 1 or attention_mask.shape[-1] != key.shape[-2]:
         raise NotImplementedError(f"Static attention is for single rows, full masks and plain scores ({unknown}).")
-    num_heads, num_tokens, head_dim = query.shape[1:]
-    folded = query.reshape(1, key.shape[1], -1, head_dim)
-    mask = attention_mask[0].expand(num_heads // key.shape[1], -1, -1).flatten(0, 1)
-    output = scaled_dot_product_attention(folded, key, value, mask, scale=scaling)
-    return output.view(1, num_heads, num_tokens, -1).transpose(1, 2), None
+    return masked_attention(query, key, value, attention_mask[0, 0], scaling).transpose(1, 2), None
