@@ -20,14 +20,15 @@ class Event(Enum):
 
 # Finer where it matters: near certainty a small step in probability is a large one in the tokens that follow.
 EDGES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
+TILT = 0.02
 
 
 class Calibration:
     """Turns the assistant's probability of a token into the chance that the target agrees.
 
     Probabilities fall into bins. Each bin holds the mean of a Beta distribution that starts at the assistant's own word
-    and follows what was seen; old observations fade, since text changes. Between bins it interpolates, so that a
-    likelier token always counts more within a bin too.
+    and follows what was seen; old observations fade, since text changes. What the bins say is made to rise with the
+    probability (isotonic regression: chance must not put a token before a likelier one) and interpolated.
 
     Args:
         expected: Acceptance believed at the start. What the assistant says of the tokens that it drafts is drawn
@@ -41,6 +42,7 @@ class Calibration:
         self.memory = memory
         bounds = (0.0, *EDGES, 1.0)
         self._centers = [(low + high) / 2 for low, high in pairwise(bounds)]
+        self._curves: dict[Event, list[float]] = {}  # fitted when asked for
         self._seen = {event: [0.0] * len(self._centers) for event in Event}
         self._happened = {event: [0.0] * len(self._centers) for event in Event}
         self._prior = {event: list(self._centers) for event in Event}
@@ -58,14 +60,32 @@ class Calibration:
         bin_ = bisect_right(EDGES, probability)
         self._seen[event][bin_] = self.memory * self._seen[event][bin_] + 1
         self._happened[event][bin_] = self.memory * self._happened[event][bin_] + happened
+        self._curves.pop(event, None)
 
     def __call__(self, event: Event, probability: float) -> float:
         """The chance of `event` for a token that the assistant gives `probability`."""
-        bin_ = bisect_right(EDGES, probability)
-        prior = self._prior[event][bin_]
-        rate = (self._happened[event][bin_] + self.weight * prior) / (self._seen[event][bin_] + self.weight)
-        # Within a bin in proportion: the assistant's order is kept.
-        return min(rate * (0.5 + 0.5 * probability / self._centers[bin_]), 1.0)
+        rates = self._curves.get(event)
+        if rates is None:
+            rates = self._curves[event] = self._fit(event)
+        above = bisect_right(self._centers, probability)
+        low, low_rate = (self._centers[above - 1], rates[above - 1]) if above else (0.0, 0.0)
+        high, high_rate = (self._centers[above], rates[above]) if above < len(rates) else (1.0, rates[-1])
+        share = (probability - low) / (high - low)
+        # Where bins were pooled the assistant still has a word.
+        return (low_rate + share * (high_rate - low_rate)) * (1 - TILT + TILT * probability)
+
+    def _fit(self, event: Event) -> list[float]:
+        """The rate of each bin, made to rise by pooling adjacent bins that do not."""
+        pools: list[tuple[float, float, int]] = []  # rate, weight, bins
+        for happened, seen, prior in zip(self._happened[event], self._seen[event], self._prior[event], strict=True):
+            # What was only believed at the start gives way to what was seen next to it.
+            rate, weight, size = (happened + self.weight * prior) / (seen + self.weight), seen + 0.1, 1
+            while pools and pools[-1][0] >= rate:
+                other, other_weight, other_size = pools.pop()
+                rate = (rate * weight + other * other_weight) / (weight + other_weight)
+                weight, size = weight + other_weight, size + other_size
+            pools.append((rate, weight, size))
+        return [rate for rate, _, size in pools for _ in range(size)]
 
     def chances(self, event: Event, probabilities: Sequence[float]) -> list[float]:
         """The chance of `event` for each of several tokens."""

@@ -763,8 +763,8 @@ class TestSampling:
             return driver, draws
 
         num_checked = 0
-        outcomes: list[Outcome | None] = [None] * 4
-        for num_rounds in (1, 2, 3, 4):
+        outcomes: list[Outcome | None] = [None] * 6
+        for num_rounds in range(1, 7):
             driver, draws = run(None, num_rounds)
             for index, node in enumerate(driver.engine._sent):
                 other, forced = run(draws.place[id(node)], num_rounds)

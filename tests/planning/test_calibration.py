@@ -21,14 +21,12 @@ def trained(seed: int, num_observations: int) -> Calibration:
 
 @pytest.mark.parametrize("event", list(Event))
 @pytest.mark.parametrize("num_observations", [0, 10, 2000])
-def test_chances_are_chances_and_a_likelier_token_counts_more_within_a_bin(event, num_observations) -> None:
-    for seed in range(3):
+def test_chances_are_chances_and_a_likelier_token_always_counts_more(event, num_observations) -> None:
+    for seed in range(5):
         calibration = trained(seed, num_observations)
-        assert all(0 <= calibration(event, p) <= 1 for p in PROBABILITIES)
-        for low, high in zip((0.0, *EDGES), (*EDGES, 1.0), strict=True):
-            inside = [calibration(event, low + (high - low) * i / 10) for i in range(10)]
-            assert inside == sorted(inside)
-            assert inside[0] < inside[-1] or inside[0] == 1.0
+        chances = [calibration(event, p) for p in PROBABILITIES]
+        assert all(0 <= chance <= 1 for chance in chances)
+        assert all(first < second for first, second in itertools.pairwise(chances))
 
 
 @pytest.mark.parametrize("expected", [0.05, 0.5, 0.95])
@@ -36,7 +34,7 @@ def test_chances_are_chances_and_a_likelier_token_counts_more_within_a_bin(event
 def test_what_is_not_known_yet_follows_the_assistants_word(event: Event, expected: float) -> None:
     """Over all probabilities, not only within a bin."""
     chances = [Calibration(expected)(event, p) for p in PROBABILITIES]
-    assert all(second >= first - 0.02 for first, second in itertools.pairwise(chances))
+    assert all(first < second for first, second in itertools.pairwise(chances))
     if event in (Event.REPLACED, Event.APPENDED):
         assert chances == pytest.approx(PROBABILITIES, abs=0.11)
 

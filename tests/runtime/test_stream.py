@@ -96,7 +96,8 @@ class TestOutput:
     @pytest.mark.parametrize("mode", ["ssd", "sd"])
     @pytest.mark.parametrize("make", [make_noisy, make_target])
     def test_greedy_equals_plain(self, target, mode, make) -> None:
-        config = SSDConfig(backend="stream", mode=mode, num_assistant_tokens=4)
+        # Copied tokens are not the assistant's word, so they may be wrong where that is right.
+        config = SSDConfig(backend="stream", mode=mode, num_assistant_tokens=4, ngram_drafts=False)
         assistant = make()
         stats = assert_equals_plain(
             target, assistant, prompt(6), config, max_new_tokens=60, stopping_criteria=take_time
