@@ -1,8 +1,8 @@
 """Exact enumeration of the whole loop: every draw on either side replaced by all its choices and their weights.
 
 What comes out is the exact distribution of the output, which is compared with the target's own to 1e-12. The target and
-the assistant are tables, so that is known. Coupled sampling draws nothing: that its output is the target's own, token by
-token, is in `test_coupled_sampling.py`.
+the assistant are tables, so that is known. Coupled sampling draws nothing: that its output is the target's own,
+token by token, is in `test_coupled_sampling.py`.
 """
 
 from __future__ import annotations
