@@ -269,8 +269,8 @@ class RowDecoder:
                 draft_probs = None if draft_probs is None else draft_probs[: ends[0] + 1]
             scores, _ = self._process(scores, draft)
             probs = scores[:, : draft.shape[1] + 1].softmax(dim=-1)
-            # Rows without a sum come after a token that cannot be accepted, or else are found below.
-            probs = probs.nan_to_num_(nan=0.0)
+            # Rows that are no distribution come after a token that cannot be accepted, or else are found below.
+            probs = probs.nan_to_num_(nan=1.0)
             q = None if draft_probs is None or not draft.shape[1] else draft_probs[None].to(probs.device)
             verify = verify_block if self.rule == "block" else verify_token
             verdict = verify(probs, q, draft, self._generator)

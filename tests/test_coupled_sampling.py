@@ -44,7 +44,7 @@ def one_by_one(target, row: list[int], seed: int, processors=(), num_tokens: int
         with torch.no_grad():
             scores = target(torch.tensor([row])).logits[:, -1]
         scores = LogitsProcessorList(processors)(torch.tensor([row]), scores)
-        row.append(int((scores[0] + noise(torch.tensor(len(row)), torch.arange(scores.shape[1]))).argmax()))
+        row.append(int((scores[0] + noise([len(row)], torch.arange(scores.shape[1]))[0]).argmax()))
     return row
 
 

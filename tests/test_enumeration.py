@@ -186,9 +186,12 @@ def test_when_drafting_stops_early(rule: str, monkeypatch) -> None:
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_two_rows_are_independent(rule: str, monkeypatch) -> None:
+    loop = Loop(monkeypatch)
     settings = {"num_assistant_tokens": 1, "cache_budget": 1, "verification": rule}
-    found = Loop(monkeypatch).run(TARGET, ASSISTANT, 2, num_rows=2, **settings)
-    one = exact_probs(TARGET, 2)
+    target, assistant = torch.tensor([[0.0, 0.7, 0.3], [0.6, 0.4, 0.0], [1.0, 0.0, 0.0]]), torch.eye(3)[[1, 0, 0]]
+    found = loop.run(target, assistant, 3, num_rows=2, **settings)
+    assert loop.seen["cache"] > 10
+    one = exact_probs(target, 3)
     expected = {(*first, *second): one[first] * one[second] for first in one for second in one}
     assert distance(found, expected) < EXACT
 
@@ -208,7 +211,7 @@ def every_token(p, q, draft_tokens, generator=None):
 def test_a_wrong_rule_is_found(wrong: Callable, monkeypatch) -> None:
     loop = Loop(monkeypatch, {"verify_token": wrong})
     settings = {"num_assistant_tokens": 1, "cache_budget": 1, "verification": "token"}
-    assert distance(loop.run(TARGET, ASSISTANT, 2, **settings), exact_probs(TARGET, 2)) > 0.01
+    assert distance(loop.run(TARGET, ASSISTANT, 3, **settings), exact_probs(TARGET, 3)) > 0.01
 
 
 def test_dropping_drafts_by_their_own_probability_is_found(monkeypatch) -> None:
@@ -221,4 +224,4 @@ def test_dropping_drafts_by_their_own_probability_is_found(monkeypatch) -> None:
     )
     loop = Loop(monkeypatch)
     settings = {"num_assistant_tokens": 1, "cache_budget": 1, "verification": "token"}
-    assert distance(loop.run(TARGET, ASSISTANT, 2, **settings), exact_probs(TARGET, 2)) > 0.01
+    assert distance(loop.run(TARGET, ASSISTANT, 3, **settings), exact_probs(TARGET, 3)) > 0.01
