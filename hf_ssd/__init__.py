@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .generation import SSDGenerationMixin, custom_generate_path, disable_ssd, enable_ssd, make_custom_generate
     from .metrics import SSDStats
     from .pairs import embedded_pair, load_pair
+    from .sampling import SaguaroLogitsProcessor
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,7 @@ _MODULE_OF = {
     "SSDConfig": "config",
     "SSDGenerationMixin": "generation",
     "SSDStats": "metrics",
+    "SaguaroLogitsProcessor": "sampling",
     "custom_generate_path": "generation",
     "disable_ssd": "generation",
     "embedded_pair": "pairs",
@@ -40,6 +42,7 @@ __all__ = [
     "SSDConfig",
     "SSDGenerationMixin",
     "SSDStats",
+    "SaguaroLogitsProcessor",
     "__version__",
     "custom_generate_path",
     "disable_ssd",

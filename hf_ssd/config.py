@@ -8,10 +8,13 @@ from typing import Any, Literal
 
 Mode = Literal["ssd", "sd", "ar"]
 Backend = Literal["auto", "process", "stream", "inline"]
+Rule = Literal["coupled", "token", "block"]
 
 MODES = ("ssd", "sd", "ar")
 BACKENDS = ("auto", "process", "stream", "inline")
 FAN_OUTS = ("per_instance", "geometric", "uniform")
+VERIFICATIONS = ("auto", "coupled", "token", "block", "hierarchical")
+MAX_SEED = 2**64 - 1
 QUANTIZATIONS = ("auto", "int8", None)
 
 
@@ -22,6 +25,14 @@ class SSDConfig:
     Args:
         mode: `"ssd"` drafts for the likely outcomes while the target verifies, `"sd"` drafts only after each outcome
             (the same code without the speculation cache), `"ar"` uses no assistant.
+        verification: How sampled draft tokens are verified, each rule exactly. `"coupled"` lets both models share
+            noise, so that a seed gives the same tokens in every mode, with any assistant and timing; token trees work
+            under it. `"token"` accepts one by one (speculative sampling), `"block"` all together (alias
+            `"hierarchical"`). `"auto"` is `"coupled"`. Greedy decoding needs no rule.
+        seed: Seed of sampling: one for the call, or one per row. `None` draws it from torch's default generator.
+        assistant_temperature: Temperature of the assistant when sampling; `None` is the call's.
+        saguaro_coefficient: What the likeliest draft tokens' probabilities are multiplied with, so that bonus tokens
+            after a rejection are among those prepared for more often ([`SaguaroLogitsProcessor`]); 1 is off.
         num_assistant_tokens: Most draft tokens in one speculation (K). `"auto"` allows up to 16 and, when drafting
             just in time, picks the number that the measured times and acceptance favour.
         draft_tree_size: Most draft tokens in one speculation where it is a tree, whose branches are K tokens long at
@@ -60,6 +71,10 @@ class SSDConfig:
     """
 
     mode: Mode = "ssd"
+    verification: Literal["auto", "coupled", "token", "block", "hierarchical"] = "auto"
+    seed: int | tuple[int, ...] | None = None
+    assistant_temperature: float | None = None
+    saguaro_coefficient: float = 1.0
     num_assistant_tokens: int | Literal["auto"] = "auto"
     draft_tree_size: int | Literal["auto"] | None = "auto"
     ngram_drafts: bool = True
@@ -79,6 +94,21 @@ class SSDConfig:
     def __post_init__(self) -> None:
         _check_choice("mode", self.mode, MODES)
         _check_choice("backend", self.backend, BACKENDS)
+        _check_choice("verification", self.verification, VERIFICATIONS)
+        self._check_seed()
+        if self.assistant_temperature is not None:
+            _check_number("assistant_temperature", self.assistant_temperature)
+            if not 0.0 < self.assistant_temperature < float("inf"):
+                raise ValueError(
+                    f"`assistant_temperature` must be a positive number, but got {self.assistant_temperature}. Use "
+                    "None for the call's own."
+                )
+        _check_number("saguaro_coefficient", self.saguaro_coefficient)
+        if not 0.0 < self.saguaro_coefficient <= 1.0:
+            raise ValueError(
+                f"`saguaro_coefficient` must lie above 0 and be at most 1, but got {self.saguaro_coefficient}. 1 is "
+                "off."
+            )
         if self.num_assistant_tokens != "auto":
             _check_int("num_assistant_tokens", self.num_assistant_tokens, 1, 'Or use "auto".')
         if self.draft_tree_size is not None and self.draft_tree_size != "auto":
@@ -130,6 +160,26 @@ class SSDConfig:
                 f'`fan_out` must hold a number above 0, but got {self.fan_out}. Use mode="sd" to prepare nothing.'
             )
 
+    def _check_seed(self) -> None:
+        if self.seed is None:
+            return
+        if isinstance(self.seed, (list, tuple)):
+            object.__setattr__(self, "seed", tuple(self.seed))
+        seeds = self.seed if isinstance(self.seed, tuple) else (self.seed,)
+        if not seeds:
+            raise ValueError("`seed` must hold one number per row, but got none. Use None to draw it.")
+        for seed in seeds:
+            _check_int("seed", seed, 0, "Give one number, or one per row; None draws it.")
+            if seed > MAX_SEED:
+                raise ValueError(f"`seed` must be at most {MAX_SEED}, but got {seed}.")
+
+    @property
+    def rule(self) -> Rule:
+        """The verification rule under sampling."""
+        if self.verification == "token":
+            return "token"
+        return "block" if self.verification in ("block", "hierarchical") else "coupled"
+
     @property
     def max_tree_tokens(self) -> int:
         """The most draft tokens that a tree may hold; 0 for chains only."""
@@ -143,8 +193,9 @@ class SSDConfig:
     def to_dict(self) -> dict[str, Any]:
         """The settings as plain values, ready for JSON."""
         values = asdict(self)
-        if isinstance(self.fan_out, tuple):
-            values["fan_out"] = list(self.fan_out)
+        for name in ("fan_out", "seed"):
+            if isinstance(values[name], tuple):
+                values[name] = list(values[name])
         return values
 
     @classmethod

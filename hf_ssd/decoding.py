@@ -12,15 +12,19 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from .compat import CACHE_KEY, extend_model_kwargs, output_cache
+from .config import Rule
 from .kv_cache import keep_branch, roll_back, start_recording, stop_recording
+from .noise import GumbelNoise, derive_seed
 from .protocol import DraftRequest, Speculator, SpeculatorError
 from .recorder import Recorder
 from .sampling import looks_only_at_scores
 from .target_trees import Masks, attention_for, keeps_everything, masks_of, tree_inputs
 from .types import Outcome, RoundStats, Speculation, Verdict
-from .verification import follow_tree, verify_greedy, verify_token
+from .verification import follow_tree, verify_block, verify_coupled, verify_token
 
 logger = logging.get_logger(__name__)
+
+VERIFIER = 2**32 - 1  # no row of a batch
 
 
 class RowDecoder:
@@ -35,6 +39,8 @@ class RowDecoder:
         model_kwargs: Keyword arguments of the target's forward, for this row. Changed in place.
         streamer: Gets each token as soon as it is final, one at a time as from plain `generate()`.
         recorder: Takes down what happens.
+        rule: How sampled tokens are verified.
+        seed: Seed of the row's samples.
         row: Index of the row in its batch, which processors and criteria with a memory of the batch go by.
         num_rows: Size of that batch.
     """
@@ -49,6 +55,8 @@ class RowDecoder:
         stopping_criteria: StoppingCriteriaList,
         model_kwargs: dict[str, Any],
         recorder: Recorder,
+        rule: Rule = "coupled",
+        seed: int = 0,
         streamer: BaseStreamer | None = None,
         row: int = 0,
         num_rows: int = 1,
@@ -62,6 +70,13 @@ class RowDecoder:
         self.recorder = recorder
         self.streamer = streamer
         self.row, self.num_rows = row, num_rows
+        self.seed = seed
+        self.num_padding = _count_padding(model_kwargs.get("attention_mask"), input_ids)
+        self.rule = rule
+        is_coupled = generation_config.do_sample and rule == "coupled"
+        self._noise = GumbelNoise(seed) if is_coupled else None
+        # Not the assistant's draws once more.
+        self._generator = torch.Generator(input_ids.device).manual_seed(derive_seed(seed, VERIFIER))
         self.is_done = False
         # A twentieth faster on a small model. Its tensors would be a nuisance to a caller, so only where none is handed
         # out.
@@ -74,6 +89,11 @@ class RowDecoder:
         self.logits: tuple[torch.Tensor, ...] | None = () if wants and generation_config.output_logits else None
         self.attentions: tuple[Any, ...] | None = () if wants and generation_config.output_attentions else None
         self.hidden_states: tuple[Any, ...] | None = () if wants and generation_config.output_hidden_states else None
+
+    @property
+    def _draws(self) -> bool:
+        """Whether tokens are drawn once the drafts are known. Otherwise the target's choices are fixed before."""
+        return self.config.do_sample and self.rule != "coupled"
 
     @cached_property
     def _eos_ids(self) -> frozenset[int]:
@@ -91,8 +111,8 @@ class RowDecoder:
 
     @property
     def takes_trees(self) -> bool:
-        """Whether a speculation may be a tree: greedy, and nothing needs entries in the order of a chain."""
-        return not self.config.do_sample and self.hidden_states is None and self._masks is not Masks.OWN
+        """Whether a speculation may be a tree: nothing is drawn, or needs entries in the order of a chain."""
+        return not self._draws and self.hidden_states is None and self._masks is not Masks.OWN
 
     def run(
         self, speculator: Speculator | None, request: DraftRequest | None, on_degrade: Callable[[], None] = lambda: None
@@ -237,13 +257,26 @@ class RowDecoder:
         """Verifies; returns the verdict, and scores and raw logits of shape `(1, num_draft_tokens + 1, vocab_size)`."""
         logits, scores = self._logits_and_scores(raw_logits)
         draft = self.input_ids.new_tensor([speculation.tokens]).view(1, len(speculation))
-        scores = self._process(scores, draft)
-        if not self.config.do_sample:
-            return verify_greedy(scores, draft), scores, logits
-        probs = None
-        if speculation.draft_probs is not None and len(speculation):
-            probs = speculation.draft_probs[None].to(scores.device)
-        return verify_token(scores.softmax(dim=-1), probs, draft), scores, logits
+        if not self._draws:
+            scores, choice_scores = self._process(scores, draft)
+            verdict = verify_coupled(choice_scores, draft)
+        else:
+            draft_probs = speculation.draft_probs
+            ends = [i for i, token in enumerate(speculation.tokens) if token in self._eos_ids]
+            if ends:
+                # After the end of the text there is nothing to be right about.
+                draft = draft[:, : ends[0] + 1]
+                draft_probs = None if draft_probs is None else draft_probs[: ends[0] + 1]
+            scores, _ = self._process(scores, draft)
+            probs = scores[:, : draft.shape[1] + 1].softmax(dim=-1)
+            # Rows that are no distribution come after a token that cannot be accepted, or else are found below.
+            probs = probs.nan_to_num_(nan=1.0)
+            q = None if draft_probs is None or not draft.shape[1] else draft_probs[None].to(probs.device)
+            verify = verify_block if self.rule == "block" else verify_token
+            verdict = verify(probs, q, draft, self._generator)
+        if self.config.do_sample:
+            self._check(logits, scores, range(int(verdict.num_accepted) + 1))
+        return verdict, scores, logits
 
     def _decide_tree(
         self, raw_logits: torch.Tensor, speculation: Speculation
@@ -256,9 +289,12 @@ class RowDecoder:
         """
         logits, scores = self._logits_and_scores(raw_logits)
         is_together = looks_only_at_scores(self.processors)
+        depths = (0, *speculation.depths)
         if is_together:
-            scores = self._process(scores, self.input_ids.new_empty((1, 0)))
-        choices = scores[0].argmax(dim=-1).tolist()
+            scores, choice_scores = self._process(scores, self.input_ids.new_empty((1, 0)), depths)
+            choices = choice_scores[0].argmax(dim=-1).tolist()
+        else:
+            choices = scores[0].argmax(dim=-1).tolist()
 
         def choose(node: int, path: tuple[int, ...]) -> int:
             tokens = [speculation.tokens[index] for index in path]
@@ -266,11 +302,13 @@ class RowDecoder:
             if not is_together and self._eos_ids.isdisjoint(tokens):
                 prefix = torch.cat([self.input_ids, self.input_ids.new_tensor([tokens])], dim=1)
                 scores[:, node + 1] = self._for_row(self.processors, prefix, scores[:, node + 1].clone())
-                choices[node + 1] = int(scores[0, node + 1].argmax())
+                choices[node + 1] = int(self._with_noise(scores[:, node + 1], [len(path)]).argmax())
             return int(choices[node + 1])
 
         path, bonus_token = follow_tree(choose, speculation.tokens, speculation.parents)
         rows = [0, *(index + 1 for index in path)]
+        if self.config.do_sample:
+            self._check(logits, scores, rows)
         return path, bonus_token, scores[:, rows], logits[:, rows]
 
     def _logits_and_scores(self, raw_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -278,27 +316,70 @@ class RowDecoder:
         logits = raw_logits.to(dtype=torch.float32, device=self.input_ids.device, copy=True)
         return logits, logits.clone() if self.logits is not None and self.processors else logits
 
-    def _process(self, scores: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
-        if not self.processors:
-            return scores
+    def _process(
+        self, scores: torch.Tensor, draft: torch.Tensor, depths: Sequence[int] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The scores after all processors, and those that the target's choice is the largest of.
+
+        Args:
+            scores: Logits of shape `(1, num_nodes, vocab_size)`.
+            draft: The tokens between them, for a chain.
+            depths: For each node the number of draft tokens up to it; that of a chain by default.
+        """
         if looks_only_at_scores(self.processors):
-            no_prefix = self.input_ids.new_empty((scores.shape[1], 0))
-            return self.processors(no_prefix, scores[0])[None]
+            if self.processors:
+                no_prefix = self.input_ids.new_empty((scores.shape[1], 0))
+                scores = self.processors(no_prefix, scores[0])[None]
+            depths = range(scores.shape[1]) if depths is None else depths
+            return scores, self._with_noise(scores[0], depths)[None]
         processed = scores.clone()
-        for i in range(scores.shape[1]):
+        choice_scores = scores.clone() if self._noise is not None else processed
+        for i in range(draft.shape[1] + 1):
             prefix = torch.cat([self.input_ids, draft[:, :i]], dim=1)
             processed[:, i] = self._for_row(self.processors, prefix, scores[:, i])
+            if self._noise is not None:
+                choice_scores[:, i] = self._with_noise(processed[:, i], [i])
             if i == draft.shape[1]:
                 break
             # Where the draft token is certainly rejected or ends the text, nothing after it counts. So processors need
             # not know what to say about it: a grammar may raise on a prefix that breaks it, or goes on after its end.
             token = draft[0, i]
-            is_last = processed[0, i, token] == float("-inf")
-            if not self.config.do_sample:
-                is_last = processed[0, i].argmax() != token
+            if self._draws:
+                is_last = processed[0, i, token] == float("-inf")
+            else:
+                is_last = choice_scores[0, i].argmax() != token
             if bool(is_last) or int(token) in self._eos_ids:
                 break
-        return processed
+        return processed, choice_scores
+
+    def _with_noise(self, scores: torch.Tensor, depths: Sequence[int]) -> torch.Tensor:
+        """Scores of shape `(num_nodes, vocab_size)`, with the noise of the token after each node."""
+        if self._noise is None:
+            return scores
+        position = self.input_ids.shape[1] - self.num_padding
+        return self._noise.add_to(scores, [position + depth for depth in depths])
+
+    def _check(self, logits: torch.Tensor, scores: torch.Tensor, rows: Sequence[int]) -> None:
+        """Raises unless there is something to draw from after each of the nodes."""
+        best = scores[0, list(rows)].max(dim=-1).values
+        if bool(best.isfinite().all()):
+            return
+        row = rows[int((~best.isfinite()).nonzero()[0])]
+        token = f"after {self.input_ids.shape[1]} tokens or a few more"
+        if not bool(logits[0, row].max().isfinite()):
+            raise ValueError(
+                f"The target's logits {token} hold NaN or infinity, so no token can be sampled. Load the model in "
+                "bfloat16 or float32 instead of float16, and check its weights."
+            )
+        if best[list(rows).index(row)] == float("-inf"):
+            raise ValueError(
+                f"The logits processors left no token to sample {token}: all scores are -inf. At least one token must "
+                "keep a finite score."
+            )
+        raise ValueError(
+            f"The logits processors made scores NaN or infinite {token}. A `temperature` near 0 does that: use "
+            "`do_sample=False`."
+        )
 
     def _for_row(self, processors: LogitsProcessorList, prefix: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         # Some go by the row's index in the batch, such as `prefix_allowed_tokens_fn`; show them a whole batch.
@@ -347,3 +428,10 @@ class RowDecoder:
         self.model_kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.model_kwargs, is_encoder_decoder=False, num_new_tokens=num_emitted
         )
+
+
+def _count_padding(mask: torch.Tensor | None, input_ids: torch.Tensor) -> int:
+    """Number of leading padding tokens of a row."""
+    if mask is None or mask.ndim != 2 or mask.shape[1] != input_ids.shape[1]:
+        return 0
+    return int((mask[0].cumsum(0) == 0).sum())

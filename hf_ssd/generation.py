@@ -81,17 +81,20 @@ class SSDGenerationMixin(GenerationMixin):
             return super().generate(**kwargs)
         config = SSDConfig.of(ssd_config) if is_explicit or attached is None else attached.config
         assistant = kwargs.get("assistant_model") or (attached.assistant if attached else None)
-        if config.mode == "ar":
-            return self._generate_plainly({**kwargs, "assistant_model": None})
+        is_plain = config.mode == "ar"
+        if is_plain:
+            assistant, kwargs = None, {**kwargs, "assistant_model": None}
+            # Under the coupled rule a seed gives the same tokens in every mode, so this one has to add the noise too.
+            if config.rule != "coupled" or not _generation_config(self, kwargs).do_sample:
+                return self._generate_plainly(kwargs)
         try:
             _check(self, assistant, config, kwargs)
         except UnsupportedError as error:
-            if is_explicit:
+            if is_explicit and not is_plain:
                 raise
             # Whoever calls a model that `enable_ssd` was called on may not know of it.
             logger.warning_once(f"This call runs without SSD. {error}")
             return self._generate_plainly(kwargs)
-        assert assistant is not None
         call = SSDCall(assistant, config, Recorder(config.mode, config.trace))
         output = super().generate(**{**kwargs, "assistant_model": call})
         self.ssd_stats = call.recorder.close()
@@ -218,11 +221,12 @@ def generate_with_ssd(model: PreTrainedModel, **kwargs: Any) -> Any:
 def _check(
     model: PreTrainedModel, assistant: PreTrainedModel | None, config: SSDConfig, kwargs: dict[str, Any]
 ) -> None:
-    if assistant is None:
+    if assistant is None and config.mode != "ar":
         raise UnsupportedError(
             f'`assistant_model` must be given for mode "{config.mode}", but got None. Pass one, or use mode "ar".'
         )
-    check_pair(model, assistant)
+    if assistant is not None:
+        check_pair(model, assistant)
     generation_config = _generation_config(model, kwargs)
     check_call(generation_config, kwargs)
     input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")

@@ -20,10 +20,12 @@ from .compat import CACHE_KEY
 from .config import SSDConfig
 from .decoding import RowDecoder
 from .metrics import SSDStats
+from .noise import derive_seed
 from .protocol import DraftRequest, Speculator
 from .recorder import Recorder
 from .runtime.placement import available_cores, split_threads
 from .runtime.pool import speculator_for
+from .sampling import with_temperature
 
 logger = logging.get_logger(__name__)
 
@@ -39,7 +41,7 @@ class SSDGenerateOutput(GenerateDecoderOnlyOutput):
 class SSDCall:
     """Stands in `generate()` where the assistant would, so that nothing about a call is kept on the model."""
 
-    assistant: PreTrainedModel
+    assistant: PreTrainedModel | None
     config: SSDConfig
     recorder: Recorder
 
@@ -64,6 +66,7 @@ def decode_speculatively(
     """
     num_rows = input_ids.shape[0]
     has_cache = getattr(model_kwargs.get(CACHE_KEY), "_is_user_defined", False)
+    seeds = _row_seeds(call.config.seed, num_rows) if generation_config.do_sample else [0] * num_rows
     check_batch(num_rows, generation_config, has_cache=has_cache, has_streamer=streamer is not None)
     rows = []
     recorder = call.recorder
@@ -84,14 +87,14 @@ def decode_speculatively(
                     stopping_criteria=stopping_criteria,
                     model_kwargs=_row_kwargs(model, model_kwargs, generation_config, row, num_rows),
                     recorder=recorder,
+                    rule=call.config.rule,
+                    seed=seeds[row],
                     streamer=streamer,
                     row=row,
                     num_rows=num_rows,
                 )
                 rows.append(decoder)
-                # From the default generator, so that `torch.manual_seed` reproduces it. Greedy calls leave that alone.
-                seed = int(torch.randint(2**62, (1,))) if generation_config.do_sample else 0
-                request = draft_request(decoder, call.config, seed)
+                request = draft_request(decoder, call.config)
                 decoder.run(None if recorder.degraded else speculator, request, restore_threads)
     finally:
         # Also when something was raised: whoever reads the stream must not wait for ever.
@@ -151,9 +154,9 @@ def _threads(num_threads: int | None) -> Iterator[Callable[[], None]]:
 
 
 def _speculator(model: PreTrainedModel, call: SSDCall) -> contextlib.AbstractContextManager[Speculator | None]:
-    if call.config.mode == "ar":
-        return contextlib.nullcontext()
     config = call.config
+    if config.mode == "ar" or call.assistant is None:
+        return contextlib.nullcontext()
     _, num_threads = split_threads(config.target_threads, config.assistant_threads, available_cores())
     return speculator_for(call.assistant, model, config, num_threads)
 
@@ -165,30 +168,43 @@ def _target_threads(config: SSDConfig, speculator: Speculator | None) -> int | N
     return split_threads(config.target_threads, config.assistant_threads, available_cores())[0]
 
 
-def draft_request(decoder: RowDecoder, config: SSDConfig, seed: int) -> DraftRequest:
+def draft_request(decoder: RowDecoder, config: SSDConfig) -> DraftRequest:
     """What a speculator needs to draft for a row that has not begun.
 
     Args:
         decoder: Decodes the row.
         config: Settings of the call.
-        seed: Seed of the draws.
     """
     prompt = decoder.input_ids[0].tolist()
-    mask = decoder.model_kwargs.get("attention_mask")
-    num_padding = 0
-    if mask is not None and mask.shape[1] == len(prompt):
-        num_padding = int((mask[0].cumsum(0) == 0).sum())
+    do_sample = bool(decoder.config.do_sample)
+    processors = list(decoder.processors)
+    if do_sample and config.assistant_temperature is not None:
+        processors = with_temperature(processors, config.assistant_temperature)
     return DraftRequest(
         prompt_ids=tuple(prompt),
-        num_padding=num_padding,
+        num_padding=decoder.num_padding,
         max_new_tokens=decoder.config.max_length - len(prompt),
         vocab_size=decoder.model.config.get_text_config(decoder=True).vocab_size,
         takes_trees=config.max_tree_tokens > 0 and config.mode != "ar" and decoder.takes_trees,
-        do_sample=bool(decoder.config.do_sample),
-        processors=tuple(decoder.processors),
-        seed=seed,
+        do_sample=do_sample,
+        processors=tuple(processors),
+        seed=decoder.seed,
         config=config,
     )
+
+
+def _row_seeds(seed: int | tuple[int, ...] | None, num_rows: int) -> list[int]:
+    if seed is None:
+        # From the default generator, so that `torch.manual_seed` reproduces a call and the next call differs.
+        return torch.randint(2**62, (num_rows,)).tolist()
+    if isinstance(seed, int):
+        return [derive_seed(seed, row) for row in range(num_rows)]
+    if len(seed) != num_rows:
+        raise ValueError(
+            f"`seed` must be one number, or one for each of the {num_rows} rows (`num_return_sequences` counted), but "
+            f"got {len(seed)}."
+        )
+    return list(seed)
 
 
 def _row_kwargs(

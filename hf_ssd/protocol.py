@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .config import SSDConfig
+from .noise import GumbelNoise
 from .sampling import Processor
 from .types import Outcome, Speculation
 
@@ -25,9 +26,9 @@ class DraftRequest:
         max_new_tokens: Tokens that the row may still get: drafting more is in vain.
         vocab_size: Number of token ids that the target knows.
         takes_trees: Whether the target verifies token trees; otherwise a speculation must be a chain.
-        do_sample: Whether draft tokens are drawn or the likeliest is taken.
-        processors: Logits processors of the call, in order.
-        seed: Seed of the draws.
+        do_sample: Whether tokens are sampled.
+        processors: Logits processors for the assistant, in order.
+        seed: Seed of the row, of the noise or the draws.
         config: Settings of the call.
     """
 
@@ -40,6 +41,18 @@ class DraftRequest:
     processors: Sequence[Processor]
     seed: int
     config: SSDConfig
+
+    @property
+    def draws(self) -> bool:
+        """Whether draft tokens are drawn, and sent with what they were drawn from. Otherwise the likeliest are taken,
+        under the coupled rule with the noise that the target adds too.
+        """
+        return self.do_sample and self.config.rule != "coupled"
+
+    @property
+    def noise(self) -> GumbelNoise | None:
+        """What the target adds to its scores."""
+        return GumbelNoise(self.seed) if self.do_sample and self.config.rule == "coupled" else None
 
 
 class Speculator(Protocol):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
-from transformers import generation
+from transformers import LogitsProcessor, generation
 
 Processor = Callable[[torch.LongTensor, torch.FloatTensor], torch.FloatTensor]
 
@@ -73,3 +74,44 @@ def draw(probs: torch.Tensor, generator: torch.Generator | None = None) -> torch
         Indices of shape `(num_rows,)`, int64. An index of weight 0 is never drawn.
     """
     return torch.multinomial(probs, num_samples=1, generator=generator).squeeze(1)
+
+
+class SaguaroLogitsProcessor(LogitsProcessor):
+    """Saguaro sampling: makes the likeliest tokens less likely to be drafted (arXiv 2603.03251).
+
+    What is taken from them is left to the residual, which is what the bonus token is drawn from when a draft token is
+    rejected. So the bonus token is more often one that was prepared for, and draft tokens are accepted less often. For
+    the assistant: verification sees the distribution that was drawn from, so the output does not change.
+
+    Args:
+        coefficient: What the probability of the likeliest tokens is multiplied with, before all are made to sum to one
+            again; above 0, at most 1, which changes nothing.
+        fan_out: Bonus tokens prepared at the position, so that `fan_out + 1` tokens are meant: the drafted one is no
+            candidate. A number, or one per row.
+    """
+
+    def __init__(self, coefficient: float, fan_out: int | Sequence[int]) -> None:
+        if not 0.0 < coefficient <= 1.0:
+            raise ValueError(f"`coefficient` must lie above 0 and be at most 1, but got {coefficient}.")
+        self.coefficient = coefficient
+        self.fan_out = fan_out
+        counts = [fan_out] if isinstance(fan_out, int) else fan_out
+        if not counts or min(counts) < 0:
+            raise ValueError(f"`fan_out` must be at least 0, but got {fan_out}.")
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        if self.coefficient == 1.0:
+            return scores
+        counts = [self.fan_out] * len(scores) if isinstance(self.fan_out, int) else self.fan_out
+        most = min(max(counts) + 1, scores.shape[1])
+        likeliest = scores.topk(most, dim=1).indices
+        is_meant = torch.arange(most, device=scores.device) <= torch.tensor(counts, device=scores.device)[:, None]
+        return scores.scatter_add(1, likeliest, is_meant.to(scores.dtype) * math.log(self.coefficient))
+
+
+def with_temperature(processors: Sequence[Processor], temperature: float) -> list[Processor]:
+    """`processors` with another temperature, which comes before what cuts tokens off, as in `generate()`."""
+    warper = generation.TemperatureLogitsWarper(temperature)
+    others = [processor for processor in processors if type(processor) is not generation.TemperatureLogitsWarper]
+    first = next((i for i, other in enumerate(others) if type(other) in SCORE_ONLY_PROCESSORS), len(others))
+    return [*others[:first], warper, *others[first:]]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import time
+
 from transformers import LlamaForCausalLM
 
 
@@ -29,3 +32,15 @@ class RaisesAtOnce(LlamaForCausalLM):
 
     def eval(self):
         raise ArithmeticError("the assistant broke at once")
+
+
+class TakesItsTime(LlamaForCausalLM):
+    """Gives what Llama does, after a different time in each forward."""
+
+    def forward(self, *args, **kwargs):
+        time.sleep(random.random() * 0.004)
+        return super().forward(*args, **kwargs)
+
+    @property
+    def base_model(self):
+        return self  # run whole, through the forward above

@@ -25,6 +25,9 @@ NUM_NEW_TOKENS = 4
 # A true loop falls below this by chance once in a thousand seeds; the seeds are fixed.
 LEAST_P_VALUE = 1e-3
 
+RULES = ("token", "block", "coupled")
+FAST = ("temperature and top_k", "repetition_penalty")  # of the settings, those in every run
+
 SETTINGS = {
     "plain": ({}, []),
     "temperature and top_k": (
@@ -35,6 +38,7 @@ SETTINGS = {
     "min_p": ({"temperature": 1.3, "min_p": 0.2}, [TemperatureLogitsWarper(1.3), MinPLogitsWarper(0.2)]),
     "repetition_penalty": ({"repetition_penalty": 1.5}, [RepetitionPenaltyLogitsProcessor(1.5)]),
 }
+NAMES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in SETTINGS]
 
 
 def table(seed: int, noise: float = 0.0) -> torch.Tensor:
@@ -79,6 +83,8 @@ def draw_triples(
     backend: str = "inline",
     draft_vocab_size: int | None = None,
     mode: str = "ssd",
+    rule: str = "token",
+    saguaro_coefficient: float = 1.0,
     **settings: object,
 ) -> tuple[torch.Tensor, SSDStats]:
     """Counts of shape `(8, 8, 8)` of the first three tokens, in `num_rows` rows."""
@@ -88,6 +94,8 @@ def draw_triples(
         num_assistant_tokens=2,
         cache_budget=4,
         draft_vocab_size=draft_vocab_size,
+        verification=rule,
+        saguaro_coefficient=saguaro_coefficient,
     )
     torch.manual_seed(0)
     ids = generate_with_ssd(
@@ -112,7 +120,8 @@ def assert_distributed(counts: torch.Tensor, probs: torch.Tensor) -> None:
 
 
 @pytest.mark.slow
-def test_no_bias_of_a_hundredth() -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_no_bias_of_a_hundredth(rule: str) -> None:
     """A bias of 0.01 in any token's probability would be found with a chance of over 0.9.
 
     Here the table's rows are all the same: every token of a long text is then a draw from the same distribution, which
@@ -127,7 +136,7 @@ def test_no_bias_of_a_hundredth() -> None:
     assert (0.01 / deviation).min() > 4.9
 
     torch.manual_seed(0)
-    config = SSDConfig(backend="inline", num_assistant_tokens=3, cache_budget=6)
+    config = SSDConfig(backend="inline", num_assistant_tokens=3, cache_budget=6, verification=rule)
     ids = generate_with_ssd(
         target,
         inputs=PROMPT,
@@ -147,16 +156,17 @@ def test_no_bias_of_a_hundredth() -> None:
     assert_distributed(counts, torch.einsum("i,j,k->ijk", probs, probs, probs))
     stats = target.ssd_stats
     assert min(stats.num_hits, stats.num_misses) > 1000
-    assert 0.3 < stats.acceptance < 0.9  # both sides of the rule are at work
+    assert 0.3 < stats.acceptance < 0.97  # both sides of the rule are at work
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_every_sampling_setting(target, assistant, name: str) -> None:
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_sampling_setting(target, assistant, name: str, rule: str) -> None:
     """HF47932: q taken before top-k and tokens drawn after it; HF28508: a residual put through a softmax."""
     settings, processors = SETTINGS[name]
-    counts, stats = draw_triples(target, assistant, 1000, **settings)
+    counts, stats = draw_triples(target, assistant, 700, rule=rule, **settings)
     assert_distributed(counts, exact_probs(target, processors))
-    assert min(stats.num_hits, stats.num_misses) > 50
+    assert min(stats.num_hits, stats.num_misses) > 20
 
 
 @pytest.mark.parametrize("settings", [{"draft_vocab_size": 3}, {"mode": "sd"}, {"draft_vocab_size": 3, "mode": "sd"}])
@@ -164,34 +174,38 @@ def test_the_way_of_drafting_does_not_show(target, assistant, settings: dict) ->
     counts, stats = draw_triples(target, assistant, 1000, **settings)
     assert_distributed(counts, exact_probs(target, []))
     if settings.get("mode") != "sd":
-        assert min(stats.num_hits, stats.num_misses) > 50
+        assert min(stats.num_hits, stats.num_misses) > 20
 
 
 @pytest.mark.timeout(240)
-def test_through_the_real_process(target, assistant) -> None:
+@pytest.mark.parametrize("saguaro_coefficient", [1.0, 0.3])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", NAMES)
+def test_through_the_real_process(target, assistant, name: str, rule: str, saguaro_coefficient: float) -> None:
     """The distributions travel between processes, and drafting stops whenever an outcome happens to arrive."""
-    settings, processors = SETTINGS["temperature and top_k"]
+    settings, processors = SETTINGS[name]
     probs = exact_probs(target, processors)
-    counts, stats = draw_triples(target, assistant, 400, backend="process", **settings)
+    options = {"rule": rule, "saguaro_coefficient": saguaro_coefficient, **settings}
+    counts, stats = draw_triples(target, assistant, 200, backend="process", **options)
     assert stats.degraded is None
     for others in ((1, 2), (0, 2), (0, 1)):
         assert p_value(counts.sum(others), probs.sum(others)) > LEAST_P_VALUE
-    assert min(stats.num_hits, stats.num_misses) > 10
+    assert min(stats.num_hits, stats.num_misses) > 2
 
 
-def accept_always(target_probs, draft_probs, draft_tokens):
+def accept_always(target_probs, draft_probs, draft_tokens, generator):
     return Verdict(torch.tensor([draft_tokens.shape[1]]), target_probs[:, -1].multinomial(1).squeeze(1))
 
 
-def accept_argmax(target_probs, draft_probs, draft_tokens):
+def accept_argmax(target_probs, draft_probs, draft_tokens, generator):
     """Match the draft against the target's own choice, draw only the bonus token."""
     matches = (target_probs[:, :-1].argmax(-1) == draft_tokens).long().cumprod(1).sum(1)
     return Verdict(matches, target_probs[0, matches].multinomial(1).squeeze(1))
 
 
-def no_residual(target_probs, draft_probs, draft_tokens):
+def no_residual(target_probs, draft_probs, draft_tokens, generator):
     """The right acceptance, but a bonus token from p instead of max(p - q, 0)."""
-    verdict = decoding_rule(target_probs, draft_probs, draft_tokens)
+    verdict = decoding_rule(target_probs, draft_probs, draft_tokens, generator)
     return Verdict(verdict.num_accepted, target_probs[0, verdict.num_accepted].multinomial(1).squeeze(1))
 
 
@@ -212,10 +226,10 @@ def test_q_from_before_top_k_is_found(target, assistant, monkeypatch: pytest.Mon
     assistant_probs = assistant.lm_head.weight.T.detach().softmax(dim=1)
     last = [0]
 
-    def rule(target_probs, draft_probs, draft_tokens):
+    def rule(target_probs, draft_probs, draft_tokens, generator):
         if draft_probs is not None:
             draft_probs = assistant_probs[last + draft_tokens[0, :-1].tolist()][None]
-        return decoding_rule(target_probs, draft_probs, draft_tokens)
+        return decoding_rule(target_probs, draft_probs, draft_tokens, generator)
 
     decide = decoding.RowDecoder._decide
 

@@ -17,6 +17,7 @@ LAYERS = {
     "types": 0,
     "config": 1,
     "compat": 1,
+    "noise": 1,
     "sampling": 1,
     "theory": 1,
     "vocabulary": 1,

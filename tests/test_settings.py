@@ -41,7 +41,17 @@ def drafts(stats: SSDStats, timeouts: list[float]) -> Any:
     return tuple((r.num_draft_tokens, r.num_accepted) for r in stats.rounds)
 
 
+def lengths(stats: SSDStats, timeouts: list[float]) -> Any:
+    return tuple(r.num_emitted for r in stats.rounds)
+
+
+SAMPLING = {**INLINE, "seed": 0, "verification": "token"}
+
 EFFECTS = {
+    "verification": Effect("token", "block", lengths, SAMPLING),
+    "seed": Effect(1, (2,), lengths, SAMPLING),
+    "assistant_temperature": Effect(0.3, 3.0, lengths, SAMPLING),
+    "saguaro_coefficient": Effect(0.1, 1.0, lengths, SAMPLING),
     "mode": Effect("ssd", "sd", lambda stats, _: stats.hit_rate is None),
     "num_assistant_tokens": Effect(1, 6, lambda stats, _: max(r.depth for r in stats.rounds)),
     "draft_tree_size": Effect(None, 8, lambda stats, _: any(r.num_draft_tokens > r.depth for r in stats.rounds)),
@@ -94,10 +104,10 @@ def test_a_field_has_its_effect(field, target, shared_noisy, monkeypatch) -> Non
             generate_with_ssd(
                 target,
                 inputs=prompt(effect.prompt_length),
-                assistant_model=make_noisy() if effect.base is INLINE else shared_noisy,
+                assistant_model=shared_noisy if effect.base["backend"] == "process" else make_noisy(),
                 ssd_config=config,
                 max_new_tokens=60,
-                do_sample=False,
+                do_sample=effect.base is SAMPLING,
             )
         except ValueError as error:
             return str(error)

@@ -367,7 +367,7 @@ class TestWhoTakesTrees:
             ({"output_scores": True, "return_dict_in_generate": True}, True),
             ({"output_hidden_states": True, "return_dict_in_generate": True}, False),
             ({"output_attentions": True, "return_dict_in_generate": True}, False),
-            ({"do_sample": True}, False),
+            ({"do_sample": True}, True),
         ],
     )
     def test_calls(self, settings: dict, takes: bool, monkeypatch) -> None:

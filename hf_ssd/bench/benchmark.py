@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..config import SSDConfig
 from ..drafting import AssistantModel, make_assistant
 from ..drafting.int8 import copy_modules, may_pay, quantize_linears
 from ..metrics import SSDStats
@@ -67,8 +68,10 @@ class Benchmark:
         if any(arm.method is Method.ASSISTED_INT8 for arm in self._arms):
             self._int8_assistant = int8_copy(self._pair.assistant)
         num_prompts = len(self._inputs)
-        per_temperature = len(schedule(self._arms, num_prompts, settings.repeats)) + settings.replay * num_prompts
-        self._num_steps = per_temperature * len(settings.temperatures)
+        self._num_steps = sum(
+            len(schedule(self._arms_at(temperature), num_prompts, settings.repeats)) + settings.replay * num_prompts
+            for temperature in settings.temperatures
+        )
         measurements, fan_outs = [], []
         for temperature in settings.temperatures:
             measurements.append(self._measure(temperature))
@@ -114,6 +117,17 @@ class Benchmark:
             ssd_variants=settings.ssd_variants,
         )
 
+    def _arms_at(self, temperature: float) -> tuple[Arm, ...]:
+        """The arms to run: greedily none that differs from an earlier one in how it samples only."""
+        if temperature > 0:
+            return self._arms
+        arms: list[Arm] = []
+        for arm in self._arms:
+            others = [other.config for other in arms if other.config is not None and other.config != arm.config]
+            if arm.config is None or greedy_settings(arm.config) not in map(greedy_settings, others):
+                arms.append(arm)
+        return tuple(arms)
+
     def _measure(self, temperature: float) -> Measurement:
         """Times all arms at one temperature."""
         settings, inputs = self.settings, self._inputs
@@ -121,14 +135,14 @@ class Benchmark:
             first = self._num_done
             calls = run_schedule(
                 runner,
-                self._arms,
+                self._arms_at(temperature),
                 inputs,
                 repeats=settings.repeats,
                 max_new_tokens=settings.max_new_tokens,
                 seed=settings.seed,
                 report=lambda what, done, _: self._say(temperature, what, first + done),
             )
-            self._num_done += len(schedule(self._arms, len(inputs), settings.repeats))
+            self._num_done += len(schedule(self._arms_at(temperature), len(inputs), settings.repeats))
             best = fastest_variants(calls)
             differences: dict[str, Sequence[Difference]] | None = None
             if AR in best and temperature == 0:
@@ -187,6 +201,11 @@ class Benchmark:
 def runs_int8(quantization: str | None, assistant: PreTrainedModel) -> bool:
     """Whether the SSD arm drafts with 8-bit weights: then transformers' assisted generation is to have them too."""
     return quantization == "int8" or (quantization == "auto" and may_pay(assistant))
+
+
+def greedy_settings(config: SSDConfig) -> SSDConfig:
+    """The settings without those that only act when sampling."""
+    return replace(config, verification="auto", seed=None, assistant_temperature=None, saguaro_coefficient=1.0)
 
 
 def int8_copy(model: PreTrainedModel) -> PreTrainedModel:

@@ -103,12 +103,12 @@ class ChainDrafter:
         distributions = []
         for _ in range(length):
             probs = self._next_probs()
-            token = int(draw(probs[None], self._generator) if self._request.do_sample else probs.argmax())
+            token = int(draw(probs[None], self._generator) if self._request.draws else probs.argmax())
             self._positions.append(_position(probs, token))
             self._draft.append(token)
             distributions.append(probs)
         self._positions.append(_position(self._next_probs(), None))
-        drawn = torch.stack(distributions) if self._request.do_sample else None
+        drawn = torch.stack(distributions) if self._request.draws else None
         return Speculation.chain(tuple(self._draft), draft_probs=drawn)
 
     def stop(self) -> None:
@@ -139,9 +139,10 @@ def record_rounds(
         max_new_tokens: Most tokens to generate.
         seed: Seed of the draws.
     """
+    config = SSDConfig(mode="sd", draft_tree_size=None, verification="token")
 
     def decode(model: PreTrainedModel, input_ids: torch.Tensor, **prepared: Any) -> torch.Tensor:
-        config = prepared.pop("generation_config")
+        generation_config = prepared.pop("generation_config")
         names = ("logits_processor", "stopping_criteria")
         arguments = {name: prepared.pop(name) for name in names}
         unused = ("synced_gpus", "streamer", "tokenizer", "assistant_model")
@@ -149,13 +150,14 @@ def record_rounds(
         decoder = RowDecoder(
             model,
             input_ids,
-            generation_config=config,
+            generation_config=generation_config,
             model_kwargs=model_kwargs,
             recorder=Recorder("sd"),
+            rule=config.rule,
+            seed=seed,
             **arguments,
         )
-        request = draft_request(decoder, SSDConfig(mode="sd", draft_tree_size=None), seed)
-        decoder.run(drafter, request)
+        decoder.run(drafter, draft_request(decoder, config))
         return decoder.input_ids
 
     torch.manual_seed(seed)

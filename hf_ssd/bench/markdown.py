@@ -14,21 +14,21 @@ Column = tuple[str, Callable[[ArmFigures], str]]
 
 SPEED_COLUMNS: tuple[Column, ...] = (
     ("threads", lambda arm: _threads(arm)),
-    ("tokens/s", lambda arm: _estimate(arm.tokens_per_s, 1)),
-    ("x AR", lambda arm: _estimate(arm.ratios.get(AR))),
-    ("x AR, all cores", lambda arm: _estimate(arm.ratios.get(AR_ALL_CORES))),
-    ("x HF", lambda arm: _estimate(arm.ratios.get(HF_ASSISTED))),
-    ("x HF, all cores", lambda arm: _estimate(arm.ratios.get(HF_ASSISTED_ALL_CORES))),
-    ("first token ms", lambda arm: _number(arm.ttft_ms, 0)),
+    ("tokens/s", lambda arm: estimate(arm.tokens_per_s, 1)),
+    ("x AR", lambda arm: estimate(arm.ratios.get(AR))),
+    ("x AR, all cores", lambda arm: estimate(arm.ratios.get(AR_ALL_CORES))),
+    ("x HF", lambda arm: estimate(arm.ratios.get(HF_ASSISTED))),
+    ("x HF, all cores", lambda arm: estimate(arm.ratios.get(HF_ASSISTED_ALL_CORES))),
+    ("first token ms", lambda arm: number(arm.ttft_ms, 0)),
     ("same text as AR", lambda arm: " of ".join(map(str, arm.identical_to_ar)) if arm.identical_to_ar else "-"),
 )
 DECODE_COLUMNS: tuple[Column, ...] = (
-    ("tokens/s", lambda arm: _estimate(arm.decode_tokens_per_s, 1)),
-    ("x AR", lambda arm: _estimate(arm.decode_ratios.get(AR))),
-    ("x AR, all cores", lambda arm: _estimate(arm.decode_ratios.get(AR_ALL_CORES))),
-    ("x HF", lambda arm: _estimate(arm.decode_ratios.get(HF_ASSISTED))),
-    ("x HF, all cores", lambda arm: _estimate(arm.decode_ratios.get(HF_ASSISTED_ALL_CORES))),
-    ("tokens/round", lambda arm: _number(arm.tokens_per_round)),
+    ("tokens/s", lambda arm: estimate(arm.decode_tokens_per_s, 1)),
+    ("x AR", lambda arm: estimate(arm.decode_ratios.get(AR))),
+    ("x AR, all cores", lambda arm: estimate(arm.decode_ratios.get(AR_ALL_CORES))),
+    ("x HF", lambda arm: estimate(arm.decode_ratios.get(HF_ASSISTED))),
+    ("x HF, all cores", lambda arm: estimate(arm.decode_ratios.get(HF_ASSISTED_ALL_CORES))),
+    ("tokens/round", lambda arm: number(arm.tokens_per_round)),
 )
 ROUND_COLUMNS: tuple[Column, ...] = (
     ("tokens/round", lambda arm: _of_rounds(arm, "tokens_per_round")),
@@ -62,7 +62,7 @@ def write_report(result: BenchResult, plots: Sequence[tuple[str, str]] = ()) -> 
         result: A benchmark.
         plots: File names and captions of plots beside the report.
     """
-    parts = [f"# {result.pair['target']} with {result.pair['assistant']}, {result.dtype}", _conditions(result)]
+    parts = [f"# {result.pair['target']} with {result.pair['assistant']}, {result.dtype}", conditions(result)]
     for measurement in result.measurements:
         parts += _measurement(measurement)
     if result.fan_outs:
@@ -72,7 +72,8 @@ def write_report(result: BenchResult, plots: Sequence[tuple[str, str]] = ()) -> 
     return "\n\n".join([*parts, "## How to read this", NOTES])
 
 
-def _conditions(result: BenchResult) -> str:
+def conditions(result: BenchResult) -> str:
+    """A sentence or two on what was measured, and on what."""
     machine, generation = result.environment, result.generation
     categories = ", ".join(result.measurements[0].categories)
     length = f"{'up to ' if generation['stop_at_eos'] else ''}{generation['max_new_tokens']} new tokens each"
@@ -109,7 +110,7 @@ def _measurement(measurement: Measurement) -> list[str]:
 
 def _arm_table(arms: Iterable[tuple[str, ArmFigures]], columns: Sequence[Column]) -> str:
     rows = [[_arm_title(name, arm), *(write(arm) for _, write in columns)] for name, arm in arms]
-    return _table(["arm", *(heading for heading, _ in columns)], rows)
+    return table(["arm", *(heading for heading, _ in columns)], rows)
 
 
 def _per_category(measurement: Measurement) -> list[str]:
@@ -119,14 +120,14 @@ def _per_category(measurement: Measurement) -> list[str]:
     headings = ["category", *map(title_of, names)]
     parts = []
     if AR in measurement.arms and names:
-        whole = [[at, *(_estimate(arms[name].ratios.get(AR)) for name in names)] for at, arms in groups.items()]
-        decode = [[at, *(_estimate(arms[name].decode_ratios.get(AR)) for name in names)] for at, arms in groups.items()]
-        parts += ["Speed-up over AR on the target's cores per category, end to end:", _table(headings, whole)]
-        parts += ["The same after the first token:", _table(headings, decode)]
+        whole = [[at, *(estimate(arms[name].ratios.get(AR)) for name in names)] for at, arms in groups.items()]
+        decode = [[at, *(estimate(arms[name].decode_ratios.get(AR)) for name in names)] for at, arms in groups.items()]
+        parts += ["Speed-up over AR on the target's cores per category, end to end:", table(headings, whole)]
+        parts += ["The same after the first token:", table(headings, decode)]
     if SSD in measurement.arms:
         columns = ROUND_COLUMNS
         rows = [[at, *(write(arms[SSD]) for _, write in columns)] for at, arms in groups.items()]
-        parts += ["The rounds of SSD per category:", _table(["category", *(name for name, _ in columns)], rows)]
+        parts += ["The rounds of SSD per category:", table(["category", *(name for name, _ in columns)], rows)]
     return parts
 
 
@@ -134,18 +135,19 @@ def _fan_outs(figures: FanOutFigures) -> str:
     """Hit rates by fan-out and budget, and how far ahead the per-instance one is."""
     at = f"{name_temperature(figures.temperature).capitalize()}, {figures.num_rounds} rounds of K = "
     rates = [
-        [name.replace("_", "-"), *(_estimate(rate, 3) for rate in of_budget)]
+        [name.replace("_", "-"), *(estimate(rate, 3) for rate in of_budget)]
         for name, of_budget in figures.hit_rates.items()
     ]
     leads = [
-        [f"{PER_INSTANCE.replace('_', '-')} less {name}", *(_estimate(lead, 3) for lead in of_budget)]
+        [f"{PER_INSTANCE.replace('_', '-')} less {name}", *(estimate(lead, 3) for lead in of_budget)]
         for name, of_budget in figures.leads.items()
     ]
     headings = ["fan-out", *(f"B = {budget}" for budget in figures.budgets)]
-    return f"{at}{figures.num_draft_tokens}:\n\n{_table(headings, rates + leads)}"
+    return f"{at}{figures.num_draft_tokens}:\n\n{table(headings, rates + leads)}"
 
 
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown, its first column to the left."""
     lines = [headings, ["---", *["--:"] * (len(headings) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -161,7 +163,7 @@ def _threads(arm: ArmFigures) -> str:
 
 
 def _of_rounds(arm: ArmFigures, field: str, digits: int = 2) -> str:
-    return _number(getattr(arm.rounds, field), digits)
+    return number(getattr(arm.rounds, field), digits)
 
 
 def _of_perfect(arm: ArmFigures, field: str, form: str) -> str:
@@ -169,13 +171,15 @@ def _of_perfect(arm: ArmFigures, field: str, form: str) -> str:
     return "-" if perfect is None else format(getattr(perfect, field), form)
 
 
-def _estimate(estimate: Estimate | None, digits: int = 2) -> str:
-    if estimate is None:
+def estimate(value: Estimate | None, digits: int = 2) -> str:
+    """A figure with its interval, if it has one."""
+    if value is None:
         return "-"
-    if estimate.low is None or estimate.high is None:
-        return _number(estimate.value, digits)
-    return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+    if value.low is None or value.high is None:
+        return number(value.value, digits)
+    return f"{value.value:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
 
 
-def _number(value: float | None, digits: int = 2) -> str:
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure, or a dash."""
     return "-" if value is None else f"{value:.{digits}f}"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from .frontier import Frontier
+
 # The colours of Okabe and Ito, which people who see few colours tell apart too.
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
@@ -188,6 +190,31 @@ def plot_fan_outs(fan_outs: Sequence[FanOutFigures]) -> Figure | None:
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("hit rate")
     figure.suptitle("Hit rate against budget, all fan-outs on the same rounds")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure
+
+
+def plot_frontier(frontier: Frontier) -> Figure:
+    """Lines, a panel per temperature: acceptance against hit rate over the coefficient, one line per rule."""
+    temperatures = frontier.temperatures
+    figure, panels = _figure(max(4.0 * len(temperatures), 5.0), 4.4, num_columns=len(temperatures))
+    for axes, temperature in zip(panels, temperatures, strict=True):
+        points = [p for p in frontier.at(temperature) if p.hit_rate is not None and p.acceptance is not None]
+        for index, rule in enumerate(dict.fromkeys(point.rule for point in points)):
+            line = sorted((p for p in points if p.rule == rule), key=lambda p: -p.coefficient)
+            axes.plot([p.hit_rate for p in line], [p.acceptance for p in line], color=SERIES_COLOURS[index],
+                      marker=MARKERS[index], label=rule)  # fmt: skip
+            for point in line:
+                axes.annotate(f"{point.coefficient:g}", (point.hit_rate, point.acceptance), xytext=(4, 4),
+                              textcoords="offset points", fontsize=8, color=SERIES_COLOURS[index])  # fmt: skip
+        if frontier.greedy is not None and frontier.greedy.hit_rate is not None:
+            axes.axvline(frontier.greedy.hit_rate, color=GREY, linestyle="--", linewidth=1, label="hit rate, greedy")
+        axes.set_title(name_temperature(temperature))
+        axes.set_xlabel("hit rate")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("acceptance")
+    figure.suptitle("Acceptance against hit rate; numbers are the coefficient C of Saguaro sampling")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return figure

@@ -55,6 +55,7 @@ class RunSettings:
         fan_out: As in [`SSDConfig`].
         assistant_quantization: As in [`SSDConfig`].
         draft_vocab_size: As in [`SSDConfig`].
+        verification: As in [`SSDConfig`].
         arms: Which arms to run.
 
     Raises:
@@ -77,6 +78,7 @@ class RunSettings:
     fan_out: Literal["per_instance", "geometric", "uniform"] = "per_instance"
     assistant_quantization: Literal["auto", "int8"] | None = "auto"
     draft_vocab_size: int | Literal["auto"] | None = "auto"
+    verification: Literal["auto", "coupled", "token", "block", "hierarchical"] = "auto"
     arms: Sequence[str] = ARM_NAMES
 
     def __post_init__(self) -> None:
@@ -107,6 +109,7 @@ class RunSettings:
             fan_out=self.fan_out,
             assistant_quantization=self.assistant_quantization,
             draft_vocab_size=self.draft_vocab_size,
+            verification=self.verification,
             target_threads=self.target_threads,
             assistant_threads=self.assistant_threads,
         )

@@ -6,6 +6,7 @@ import typer
 
 from .bench import bench
 from .compare import compare
+from .frontier import frontier
 from .predict import predict
 
 app = typer.Typer(
@@ -17,6 +18,7 @@ app = typer.Typer(
 )
 app.command()(compare)
 app.command()(bench)
+app.command()(frontier)
 app.command()(predict)
 
 

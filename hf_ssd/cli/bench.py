@@ -23,6 +23,7 @@ from .options import (
     Seed,
     Target,
     TargetThreads,
+    Verification,
     console,
     errors,
     numbers,
@@ -79,6 +80,7 @@ def bench(
     fan_out: FanOut = "per_instance",
     assistant_quantization: AssistantQuantization = "auto",
     draft_vocab_size: DraftVocabSize = "auto",
+    verification: Verification = "auto",
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for bench.json, report.md, plots and trace.json.", show_default=False),
@@ -115,6 +117,7 @@ def bench(
                 fan_out=fan_out,
                 assistant_quantization=assistant_quantization,
                 draft_vocab_size=draft_vocab_size,
+                verification=verification,
             ),
             out=out,
         )

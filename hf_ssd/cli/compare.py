@@ -23,6 +23,7 @@ from .options import (
     Seed,
     Target,
     TargetThreads,
+    Verification,
     console,
     errors,
     split,
@@ -57,6 +58,7 @@ def compare(
     fan_out: FanOut = "per_instance",
     assistant_quantization: AssistantQuantization = "auto",
     draft_vocab_size: DraftVocabSize = "auto",
+    verification: Verification = "auto",
     arms: Annotated[
         str, typer.Option(help="Arms to run, with commas.")
     ] = "ar,ar_all_cores,hf_assisted,hf_assisted_all_cores,sd,ssd",
@@ -91,6 +93,7 @@ def compare(
                 fan_out=fan_out,
                 assistant_quantization=assistant_quantization,
                 draft_vocab_size=draft_vocab_size,
+                verification=verification,
             ),
             arms=split(arms),
             trace_path=trace,

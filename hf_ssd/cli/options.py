@@ -36,6 +36,9 @@ FanOut = Annotated[str, typer.Option(help="per_instance, geometric or uniform.")
 AssistantQuantization = Annotated[
     str, typer.Option(help='"int8", "auto" or "none": the assistant\'s linear layers in 8 bits.')
 ]
+Verification = Annotated[
+    str, typer.Option(help='Verification rule when sampling: "coupled", "token", "block" or "auto".')
+]
 DraftVocabSize = Annotated[str, typer.Option(help='Tokens to draft from, "auto" or "none" (all).')]
 
 
@@ -81,6 +84,7 @@ def ssd_settings(
     fan_out: str,
     assistant_quantization: str,
     draft_vocab_size: str,
+    verification: str,
 ) -> dict[str, Any]:
     """Fields of [`SSDConfig`] from what was typed for them. Words that it does not know are for its own checks."""
     return {
@@ -90,6 +94,7 @@ def ssd_settings(
         "fan_out": fan_out,
         "assistant_quantization": None if assistant_quantization == "none" else assistant_quantization,
         "draft_vocab_size": number_or("draft_vocab_size", draft_vocab_size, {"auto": "auto", "none": None}),
+        "verification": verification,
     }
 
 

@@ -66,7 +66,7 @@ class DraftEngine:
         self.overlaps = overlaps
         self._vocabularies: dict[tuple[int, object], DraftVocabulary | None] = {}
         # What was measured in one row is the best guess for the next.
-        self._calibrations: dict[tuple[bool, float], tuple[Calibration, AcceptanceEstimate]] = {}
+        self._calibrations: dict[tuple[bool, str, float], tuple[Calibration, AcceptanceEstimate]] = {}
         self._pace = Pace()
 
     @torch.inference_mode()
@@ -77,11 +77,14 @@ class DraftEngine:
         self._proposer = Proposer(self.assistant, request, self._vocabulary(request))
         expected = config.expected_acceptance
         self._calibration, self._acceptance = self._calibrations.setdefault(
-            (request.do_sample, expected), (Calibration(expected), AcceptanceEstimate(expected))
+            (request.do_sample, config.rule, expected), (Calibration(expected), AcceptanceEstimate(expected))
         )
         self._ranker = OutcomeRanker(config, self._calibration, self._acceptance)
+        # By Saguaro sampling only, which needs it before the speculation is known that it will be for.
+        is_saguaro = request.do_sample and config.saguaro_coefficient < 1.0
+        self._fan_out = self._ranker.expected_fan_out() if is_saguaro else None
         self._ngrams: NGramIndex | None = None
-        self._max_tree_tokens = config.max_tree_tokens if request.takes_trees and not request.do_sample else 0
+        self._max_tree_tokens = config.max_tree_tokens if request.takes_trees and not request.draws else 0
         self._tokens = list(request.prompt_ids[request.num_padding :])
         if self._max_tree_tokens and config.ngram_drafts:
             self._ngrams = NGramIndex(self._tokens)
@@ -164,6 +167,7 @@ class DraftEngine:
             ranked = self._proposer.rank_bonus_tokens(
                 torch.stack([node.hidden for node in nodes if node.hidden is not None]),
                 self._prefixes(nodes),
+                [node.position + 1 for node in nodes],
                 [[child.token for child in node.sent_children] for node in nodes],
                 self._ranker.num_candidates(nodes),
                 # Each look at all tokens reads the whole projection; one per round is what that is worth.
@@ -269,7 +273,16 @@ class DraftEngine:
         if hidden is None or len(nodes) < len(hidden):
             hidden = torch.stack([node.hidden for node in nodes if node.hidden is not None])
         width = NUM_CHILDREN if self._max_tree_tokens else 1
-        for node, candidates in zip(nodes, self._proposer.draft(hidden, self._prefixes(nodes), width), strict=True):
+        drafted = self._proposer.draft(
+            hidden,
+            self._prefixes(nodes),
+            [node.position + 1 for node in nodes],
+            width,
+            None
+            if self._fan_out is None
+            else [self._fan_out[min(n.num_drafted, len(self._fan_out) - 1)] for n in nodes],
+        )
+        for node, candidates in zip(nodes, drafted, strict=True):
             copied = {child.token: child for child in node.children}
             is_main = node.is_planned
             for candidate in candidates:

@@ -13,6 +13,7 @@ from .proposer import Candidate
 NUM_CANDIDATES = 16  # bonus tokens considered after each node, where no number is planned
 MIN_STOP_CHANCE = 0.01  # nodes where acceptance stops more rarely are not looked at
 DEFAULT_BUDGET = 8  # of a fan-out that needs a budget, where none is given
+TYPICAL_LENGTH = 5  # of a chain
 # Chances of the first, second, ... candidate where a node's own are not known yet: the power law with r = 0.8.
 TYPICAL_CHANCES = tuple((rank + 1) ** -0.8 - (rank + 2) ** -0.8 for rank in range(NUM_CANDIDATES))
 
@@ -58,6 +59,18 @@ class OutcomeRanker:
         )
         for node, count in zip(nodes, fan_out, strict=True):
             node.num_planned = count
+
+    def expected_fan_out(self) -> tuple[int, ...]:
+        """How many bonus tokens are likely to be prepared after 0, 1, 2, ... accepted draft tokens of a chain."""
+        budget = self._config.cache_budget
+        num_tokens = min(self._config.max_draft_tokens, TYPICAL_LENGTH)
+        stop_chances = outcome_probabilities(self._acceptance(num_tokens))
+        return plan_fan_out(
+            self._config,
+            DEFAULT_BUDGET if budget == "auto" else budget,
+            stop_chances,
+            [TYPICAL_CHANCES] * len(stop_chances),
+        )
 
     def num_candidates(self, nodes: Sequence[Node]) -> int:
         """How many bonus tokens to look at after each of `nodes`."""

@@ -9,7 +9,7 @@ import torch
 from transformers.utils import logging
 
 from ..protocol import DraftRequest
-from ..sampling import apply_processors, draw, looks_only_at_scores
+from ..sampling import SaguaroLogitsProcessor, apply_processors, draw, looks_only_at_scores
 from .assistant import AssistantModel
 from .draft_vocab import MAX_CONTEXT_TOKENS, DraftVocabulary, frequent_tokens, resolve_size
 
@@ -51,7 +51,8 @@ class Proposer:
     def __init__(self, assistant: AssistantModel, request: DraftRequest, vocabulary: DraftVocabulary | None) -> None:
         self.assistant = assistant
         self.vocab_size = request.vocab_size
-        self.do_sample = request.do_sample
+        self._draws, self._noise = request.draws, request.noise
+        self._saguaro_coefficient = request.config.saguaro_coefficient if request.do_sample else 1.0
         self.processors = list(request.processors)
         self._padding = list(request.prompt_ids[: request.num_padding])
         self._vocabulary = vocabulary
@@ -76,6 +77,7 @@ class Proposer:
         self,
         hidden: torch.Tensor,
         prefixes: Sequence[Sequence[int]],
+        positions: Sequence[int],
         excluded: Sequence[Sequence[int]],
         count: int,
         *,
@@ -86,6 +88,7 @@ class Proposer:
         Args:
             hidden: Hidden states of shape `(num_places, hidden_size)`.
             prefixes: For each place the tokens before the bonus token.
+            positions: For each place the number of these tokens.
             excluded: For each place the draft tokens after it. They cannot be the bonus token there: that is what
                 follows when they are rejected.
             count: How many candidates to return for each place, at most.
@@ -97,6 +100,7 @@ class Proposer:
         token_ids, scores = (
             (None, self.scores(hidden, prefixes)) if use_full_vocabulary else self._draft_scores(hidden, prefixes)
         )
+        scores = self._with_noise(scores, positions, token_ids)
         for row, tokens in enumerate(excluded):
             for token in tokens:
                 scores[row, token if token_ids is None else token_ids == token] = float("-inf")
@@ -104,13 +108,23 @@ class Proposer:
         self._likely = torch.tensor([c.token for row in ranked for c in row], device=self.assistant.device).long()
         return ranked
 
-    def draft(self, hidden: torch.Tensor, prefixes: Sequence[Sequence[int]], width: int = 1) -> list[list[Candidate]]:
+    def draft(
+        self,
+        hidden: torch.Tensor,
+        prefixes: Sequence[Sequence[int]],
+        positions: Sequence[int],
+        width: int = 1,
+        fan_out: Sequence[int] | None = None,
+    ) -> list[list[Candidate]]:
         """The next draft tokens for each row: one that is drawn, or the `width` likeliest.
 
         Args:
             hidden: Hidden states of shape `(num_rows, hidden_size)`.
             prefixes: For each row the tokens before.
-            width: How many to return under greedy decoding.
+            positions: For each row the number of these tokens.
+            width: How many to return where none are drawn.
+            fan_out: For each row the bonus tokens that are prepared where its draft token may be rejected. Read by
+                Saguaro sampling only.
         """
         token_ids, scores = self._draft_scores(hidden, prefixes)
         has_choice = torch.isfinite(scores).any(dim=1)
@@ -121,8 +135,10 @@ class Proposer:
         if not bool(has_choice.all()):
             # Nothing may follow here; any fixed token is as good, and a point mass is what it is drawn from.
             scores[~has_choice, 0] = 0.0
-        if not self.do_sample:
-            return self._likeliest(scores, token_ids, width)
+        if fan_out is not None and self._saguaro_coefficient < 1.0:
+            scores = SaguaroLogitsProcessor(self._saguaro_coefficient, fan_out)(None, scores)  # type: ignore[arg-type]
+        if not self._draws:
+            return self._likeliest(self._with_noise(scores, positions, token_ids), token_ids, width)
         probs = scores.softmax(dim=1)
         choices = draw(probs, self._generator)
         chances = probs.gather(1, choices[:, None]).squeeze(1).tolist()
@@ -131,6 +147,11 @@ class Proposer:
             [Candidate(token, chance, DraftDistribution(token_ids, row))]
             for token, chance, row in zip(tokens, chances, probs, strict=True)
         ]
+
+    def _with_noise(
+        self, scores: torch.Tensor, positions: Sequence[int], token_ids: torch.Tensor | None
+    ) -> torch.Tensor:
+        return scores if self._noise is None else self._noise.add_to(scores, positions, token_ids)
 
     @staticmethod
     def _likeliest(scores: torch.Tensor, token_ids: torch.Tensor | None, count: int) -> list[list[Candidate]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..sampling import draw
 from ..types import Verdict
+from .residual import as_distributions, draw_verdict, probability_of
 
 
 def verify_token(
@@ -27,26 +27,22 @@ def verify_token(
         draft_tokens: Token ids of shape `(batch_size, num_draft_tokens)`.
         generator: Source of the draws, the device's default generator if `None`.
     """
-    batch_size, num_draft_tokens = draft_tokens.shape
-    if draft_probs is None:
-        draft_probs = torch.zeros_like(target_probs[:, :num_draft_tokens])
-        draft_probs.scatter_(2, draft_tokens[..., None], 1.0)
-    target_of_draft = target_probs[:, :num_draft_tokens].gather(2, draft_tokens[..., None]).squeeze(2)
-    draft_of_draft = draft_probs.gather(2, draft_tokens[..., None]).squeeze(2)
+    q = as_distributions(draft_probs, draft_tokens, target_probs)
+    length_probs = token_length_probs(target_probs, q, draft_tokens)
+    return draw_verdict(length_probs, torch.ones_like(length_probs), target_probs, q, generator)
 
-    # Strictly below, so that a token of target probability 0 is never accepted, not even on a draw of exactly 0. As a
-    # product, so that a draft probability that underflowed to 0 needs no division.
-    draws = torch.rand(draft_tokens.shape, generator=generator, device=target_probs.device, dtype=target_probs.dtype)
-    is_accepted = draws * draft_of_draft < target_of_draft
-    num_accepted = is_accepted.long().cumprod(dim=1).sum(dim=1)
 
-    rows = torch.arange(batch_size, device=target_probs.device)
-    probs = target_probs[rows, num_accepted]
-    is_rejection = num_accepted < num_draft_tokens
-    if bool(is_rejection.any()):
-        rejected = num_accepted.clamp(max=num_draft_tokens - 1)
-        residual = (probs - draft_probs[rows, rejected]).clamp(min=0)
-        # Where p equals q the residual is empty but for rounding, and so is the chance of a rejection.
-        is_residual = is_rejection & (residual.sum(dim=1) > 0)
-        probs = torch.where(is_residual[:, None], residual, probs)
-    return Verdict(num_accepted, draw(probs, generator))
+def token_length_probs(
+    target_probs: torch.Tensor, draft_probs: torch.Tensor, draft_tokens: torch.Tensor
+) -> torch.Tensor:
+    """The chance of each number of accepted tokens, of shape `(batch_size, num_draft_tokens + 1)`."""
+    target_of_draft = probability_of(target_probs, draft_tokens)
+    draft_of_draft = probability_of(draft_probs, draft_tokens)
+    # A draft probability may have underflowed to 0.
+    divisor = torch.maximum(draft_of_draft, target_of_draft).clamp(min=torch.finfo(target_probs.dtype).tiny)
+    accepted = torch.where(draft_of_draft > 0, target_of_draft / divisor, (target_of_draft > 0).to(divisor.dtype))
+    # From the difference, so that no digits are lost where p is nearly q.
+    rejected = (draft_of_draft - target_of_draft).clamp(min=0) / divisor
+    rejected = torch.where(accepted > 0, rejected, torch.ones_like(rejected))
+    reached = torch.nn.functional.pad(accepted.cumprod(dim=1), (1, 0), value=1.0)
+    return torch.cat([reached[:, :-1] * rejected, reached[:, -1:]], dim=1)

@@ -16,6 +16,7 @@ from transformers.generation import RepetitionPenaltyLogitsProcessor, Temperatur
 from hf_ssd import SSDConfig
 from hf_ssd.drafting import AssistantModel, DraftEngine, engine, pace, proposer
 from hf_ssd.drafting.draft_tree import Node
+from hf_ssd.noise import GumbelNoise
 from hf_ssd.planning import Event
 from hf_ssd.protocol import DraftRequest
 from hf_ssd.types import Miss, Origin, Outcome, Speculation
@@ -706,7 +707,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 class TestSampling:
     def driver(self, way: str, *, overlaps: bool = True, seed: int = 3) -> Driver:
-        settings = dict(SAMPLING[way])
+        settings = {"verification": "token", **SAMPLING[way]}
         fields = {key: settings.pop(key) for key in ("processors",) if key in settings}
         return Driver(make_noisy(), config(**settings), overlaps=overlaps, do_sample=True, seed=seed, **fields)
 
@@ -777,6 +778,26 @@ class TestSampling:
                 num_checked += 1
         assert num_checked >= 6
 
+    @pytest.mark.parametrize("mode", ["ssd", "sd"])
+    def test_coupled_it_takes_the_likeliest_with_the_noise(self, mode: str) -> None:
+        """Draft tokens and bonus tokens alike, at the place in the row that they are for."""
+        processors = (RepetitionPenaltyLogitsProcessor(1.5), TemperatureLogitsWarper(0.7), TopKLogitsWarper(9))
+        settings = config(mode=mode, draft_tree_size=None)
+        driver = Driver(make_noisy(), settings, do_sample=True, seed=5, processors=processors)
+        noise, scores = GumbelNoise(5), driver.rival.scores
+        driver.rival.scores = lambda row: scores(row) + noise([len(row)], torch.arange(VOCAB_SIZE))[0]
+        generator, num_hits = random.Random(0), 0
+        for _ in range(12):
+            driver.deepen()
+            prepared = driver.prepared()
+            outcome = generator.choice(prepared) if prepared else driver.any_outcome(generator)
+            speculation = driver.resolve(outcome)
+            num_hits += speculation.origin is Origin.CACHE
+            assert speculation.draft_probs is None
+            assert speculation.tokens == driver.rival.chain(driver.row, len(speculation))
+            assert len(speculation) > 0
+        assert num_hits > 4 or mode == "sd"
+
     def test_the_seed_decides_the_draws(self) -> None:
         def tokens(seed: int) -> tuple[int, ...]:
             return self.driver("mode sd", seed=seed).resolve(Outcome(0, 5)).tokens
@@ -799,6 +820,6 @@ class TestSampling:
             def __call__(self, input_ids, scores):
                 return torch.full_like(scores, float("-inf"))
 
-        driver = Driver(make_noisy(), config(mode="sd"), do_sample=True, processors=(BansAll(),))
+        driver = Driver(make_noisy(), config(mode="sd", verification="token"), do_sample=True, processors=(BansAll(),))
         speculation = driver.resolve(Outcome(0, 5))
         assert torch.equal(speculation.draft_probs, torch.eye(VOCAB_SIZE)[list(speculation.tokens)])
