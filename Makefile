@@ -1,5 +1,6 @@
 # make compare       the embedded pair, measured: the first run creates .venv and installs what constraints.txt pins
-# make test          the test suite, in the same environment
+# make test          the test suite, in the same environment, in under five minutes
+# make test-slow     statistics on many more draws: what `make test` leaves out
 # make quality       ruff, mypy and the examples in docstrings
 # make test-oldest   the suite on the oldest supported transformers, in .venv-oldest
 # make clean         removes both environments and every cache in this folder
@@ -17,14 +18,17 @@ OLDEST := .venv-oldest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: compare test quality test-oldest clean
+.PHONY: compare test test-slow quality test-oldest clean
 .DELETE_ON_ERROR:
 
 compare: $(VENV)/.stamp-pair
 	$(VENV)/bin/hf-ssd compare $(ARGS)
 
 test: $(VENV)/.stamp-test
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.stamp-test
+	$(VENV)/bin/python -m pytest -m slow $(ARGS)
 
 quality: $(VENV)/.stamp-test
 	$(VENV)/bin/ruff check .

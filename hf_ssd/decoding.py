@@ -17,7 +17,7 @@ from .kv_cache import keep_branch, roll_back, start_recording, stop_recording
 from .noise import GumbelNoise, derive_seed
 from .protocol import DraftRequest, Speculator, SpeculatorError
 from .recorder import Recorder
-from .sampling import looks_only_at_scores
+from .sampling import check_scores, looks_only_at_scores
 from .target_trees import Masks, attention_for, keeps_everything, masks_of, tree_inputs
 from .types import Outcome, RoundStats, Speculation, Verdict
 from .verification import follow_tree, verify_block, verify_coupled, verify_token
@@ -275,7 +275,8 @@ class RowDecoder:
             verify = verify_block if self.rule == "block" else verify_token
             verdict = verify(probs, q, draft, self._generator)
         if self.config.do_sample:
-            self._check(logits, scores, range(int(verdict.num_accepted) + 1))
+            accepted = slice(int(verdict.num_accepted) + 1)
+            check_scores(raw_logits[0, accepted], scores[0, accepted], self.input_ids.shape[1])
         return verdict, scores, logits
 
     def _decide_tree(
@@ -308,7 +309,7 @@ class RowDecoder:
         path, bonus_token = follow_tree(choose, speculation.tokens, speculation.parents)
         rows = [0, *(index + 1 for index in path)]
         if self.config.do_sample:
-            self._check(logits, scores, rows)
+            check_scores(raw_logits[0, rows], scores[0, rows], self.input_ids.shape[1])
         return path, bonus_token, scores[:, rows], logits[:, rows]
 
     def _logits_and_scores(self, raw_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -358,28 +359,6 @@ class RowDecoder:
             return scores
         position = self.input_ids.shape[1] - self.num_padding
         return self._noise.add_to(scores, [position + depth for depth in depths])
-
-    def _check(self, logits: torch.Tensor, scores: torch.Tensor, rows: Sequence[int]) -> None:
-        """Raises unless there is something to draw from after each of the nodes."""
-        best = scores[0, list(rows)].max(dim=-1).values
-        if bool(best.isfinite().all()):
-            return
-        row = rows[int((~best.isfinite()).nonzero()[0])]
-        token = f"after {self.input_ids.shape[1]} tokens or a few more"
-        if not bool(logits[0, row].max().isfinite()):
-            raise ValueError(
-                f"The target's logits {token} hold NaN or infinity, so no token can be sampled. Load the model in "
-                "bfloat16 or float32 instead of float16, and check its weights."
-            )
-        if best[list(rows).index(row)] == float("-inf"):
-            raise ValueError(
-                f"The logits processors left no token to sample {token}: all scores are -inf. At least one token must "
-                "keep a finite score."
-            )
-        raise ValueError(
-            f"The logits processors made scores NaN or infinite {token}. A `temperature` near 0 does that: use "
-            "`do_sample=False`."
-        )
 
     def _for_row(self, processors: LogitsProcessorList, prefix: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         # Some go by the row's index in the batch, such as `prefix_allowed_tokens_fn`; show them a whole batch.

@@ -93,7 +93,8 @@ class SSDGenerationMixin(GenerationMixin):
             if is_explicit and not is_plain:
                 raise
             # Whoever calls a model that `enable_ssd` was called on may not know of it.
-            logger.warning_once(f"This call runs without SSD. {error}")
+            what = "draws as transformers does, whatever the seed" if is_plain else "runs without SSD"
+            logger.warning_once(f"This call {what}. {error}")
             return self._generate_plainly(kwargs)
         call = SSDCall(assistant, config, Recorder(config.mode, config.trace))
         output = super().generate(**{**kwargs, "assistant_model": call})

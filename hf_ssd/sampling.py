@@ -63,6 +63,37 @@ def _run(processors: Sequence[Processor], input_ids: torch.Tensor, scores: torch
     return scores
 
 
+def check_scores(logits: torch.Tensor, scores: torch.Tensor, num_tokens: int) -> None:
+    """Refuses scores that no token can be sampled from.
+
+    Args:
+        logits: What the target gave for successive tokens, of shape `(num_positions, vocab_size)`.
+        scores: The same after all logits processors.
+        num_tokens: Tokens of the row before the first of these.
+
+    Raises:
+        ValueError: If there is nothing to choose, or a score is no number. The message names the cause.
+    """
+    best = scores.max(dim=-1).values
+    if bool(best.isfinite().all()):
+        return
+    position = int((~best.isfinite()).nonzero()[0])
+    after = f"after {num_tokens + position} tokens"
+    if not bool(logits[position].max().isfinite()):
+        raise ValueError(
+            f"The target's logits {after} hold NaN or infinity, so no token can be sampled. Load the model in bfloat16 "
+            "or float32 instead of float16, and check its weights."
+        )
+    if best[position] == float("-inf"):
+        raise ValueError(
+            f"The logits processors left no token to sample {after}: all scores are -inf. One must stay finite at least."
+        )
+    raise ValueError(
+        f"The logits processors made scores NaN or infinite {after}. A `temperature` near 0 does that: use "
+        "`do_sample=False`."
+    )
+
+
 def draw(probs: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
     """Draws one index per row.
 
