@@ -107,7 +107,7 @@ def _gumbel(hashed: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> 
 
 def _hash_tokens(token_ids: torch.Tensor) -> torch.Tensor:
     """int32, of the shape of `token_ids`."""
-    return _signed(_mix(token_ids * 0x85EBCA6B)).to(torch.int32)  # type: ignore[no-any-return]
+    return _signed(_mix(token_ids * 0x85EBCA6B)).to(torch.int32)
 
 
 @lru_cache(maxsize=8)

@@ -86,7 +86,7 @@ def check_scores(logits: torch.Tensor, scores: torch.Tensor, num_tokens: int) ->
         )
     if best[position] == float("-inf"):
         raise ValueError(
-            f"The logits processors left no token to sample {after}: all scores are -inf. One must stay finite at least."
+            f"The logits processors left no token to sample {after}: all scores are -inf. Leave one finite at least."
         )
     raise ValueError(
         f"The logits processors made scores NaN or infinite {after}. A `temperature` near 0 does that: use "
@@ -137,7 +137,8 @@ class SaguaroLogitsProcessor(LogitsProcessor):
         most = min(max(counts) + 1, scores.shape[1])
         likeliest = scores.topk(most, dim=1).indices
         is_meant = torch.arange(most, device=scores.device) <= torch.tensor(counts, device=scores.device)[:, None]
-        return scores.scatter_add(1, likeliest, is_meant.to(scores.dtype) * math.log(self.coefficient))
+        scaling = is_meant.to(scores.dtype) * math.log(self.coefficient)
+        return scores.scatter_add(1, likeliest, scaling)  # type: ignore[return-value]
 
 
 def with_temperature(processors: Sequence[Processor], temperature: float) -> list[Processor]:

@@ -200,14 +200,18 @@ def plot_frontier(frontier: Frontier) -> Figure:
     temperatures = frontier.temperatures
     figure, panels = _figure(max(4.0 * len(temperatures), 5.0), 4.4, num_columns=len(temperatures))
     for axes, temperature in zip(panels, temperatures, strict=True):
-        points = [p for p in frontier.at(temperature) if p.hit_rate is not None and p.acceptance is not None]
-        for index, rule in enumerate(dict.fromkeys(point.rule for point in points)):
-            line = sorted((p for p in points if p.rule == rule), key=lambda p: -p.coefficient)
-            axes.plot([p.hit_rate for p in line], [p.acceptance for p in line], color=SERIES_COLOURS[index],
-                      marker=MARKERS[index], label=rule)  # fmt: skip
-            for point in line:
-                axes.annotate(f"{point.coefficient:g}", (point.hit_rate, point.acceptance), xytext=(4, 4),
-                              textcoords="offset points", fontsize=8, color=SERIES_COLOURS[index])  # fmt: skip
+        points = sorted(frontier.at(temperature), key=lambda point: -point.coefficient)
+        for index, rule in enumerate(dict.fromkeys(point.rule for point in frontier.points)):
+            line = [
+                (point.hit_rate, point.acceptance, point.coefficient)
+                for point in points
+                if point.rule == rule and point.hit_rate is not None and point.acceptance is not None
+            ]
+            colour = SERIES_COLOURS[index]
+            axes.plot([at[0] for at in line], [at[1] for at in line], color=colour, marker=MARKERS[index], label=rule)
+            for hit_rate, acceptance, coefficient in line:
+                axes.annotate(f"{coefficient:g}", (hit_rate, acceptance), xytext=(4, 4), textcoords="offset points",
+                              fontsize=8, color=colour)  # fmt: skip
         if frontier.greedy is not None and frontier.greedy.hit_rate is not None:
             axes.axvline(frontier.greedy.hit_rate, color=GREY, linestyle="--", linewidth=1, label="hit rate, greedy")
         axes.set_title(name_temperature(temperature))

@@ -173,6 +173,8 @@ class DraftEngine:
                 # Each look at all tokens reads the whole projection; one per round is what that is worth.
                 use_full_vocabulary=is_first,
             )
+            if is_first and self.config.fan_out == "per_instance":
+                self._ranker.plan(self._root, self._sent, dict(zip(nodes, ranked, strict=True)))
             for node, candidates in zip(nodes, ranked, strict=True):
                 self._frontier += self._ranker.add(node, candidates)
             if any(node.num_planned is not None for node in nodes):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..config import SSDConfig
 from ..planning import AcceptanceEstimate, Calibration, Event, plan_fan_out
@@ -40,8 +40,15 @@ class OutcomeRanker:
             if node.is_run and not node.is_ranked and (_stop_chance(node) >= MIN_STOP_CHANCE or node.num_planned)
         ]
 
-    def plan(self, root: Node, sent: Sequence[Node]) -> None:
-        """Splits the cache budget over the nodes. Without one, chances decide, step by step."""
+    def plan(self, root: Node, sent: Sequence[Node], ranked: Mapping[Node, Sequence[Candidate]] | None = None) -> None:
+        """Splits the cache budget over the nodes. Without one, chances decide, step by step.
+
+        Args:
+            root: Where the speculation begins.
+            sent: Its nodes.
+            ranked: The bonus tokens after some of them, which the per-instance fan-out goes by. Of the others it
+                assumes what is typical.
+        """
         budget = self._config.cache_budget
         if self._config.fan_out == "per_instance" and budget == "auto":
             return
@@ -50,13 +57,15 @@ class OutcomeRanker:
         stop_chances = [_stop_chance(node) for node in nodes]
         if self._config.fan_out == "geometric":
             stop_chances = self._by_depth(depths, stop_chances)
-        fan_out = plan_fan_out(
-            self._config,
-            DEFAULT_BUDGET if budget == "auto" else budget,
-            stop_chances,
-            [TYPICAL_CHANCES] * len(nodes),
-            depths,
-        )
+        ranked = ranked or {}
+        candidate_chances = [
+            self._calibration.chances(_event(node), [candidate.probability for candidate in ranked[node]])
+            if node in ranked
+            else TYPICAL_CHANCES
+            for node in nodes
+        ]
+        budget = DEFAULT_BUDGET if budget == "auto" else budget
+        fan_out = plan_fan_out(self._config, budget, stop_chances, candidate_chances, depths)
         for node, count in zip(nodes, fan_out, strict=True):
             node.num_planned = count
 
@@ -74,7 +83,9 @@ class OutcomeRanker:
 
     def num_candidates(self, nodes: Sequence[Node]) -> int:
         """How many bonus tokens to look at after each of `nodes`."""
-        return max(NUM_CANDIDATES, *(node.num_planned or 0 for node in nodes))
+        budget = self._config.cache_budget
+        least = max(NUM_CANDIDATES, 0 if budget == "auto" or self._config.fan_out != "per_instance" else budget)
+        return max(least, *(node.num_planned or 0 for node in nodes))
 
     def add(self, node: Node, candidates: Sequence[Candidate]) -> list[Node]:
         """Adds bonus tokens after `node`. What had been prepared for one of them stays.
@@ -83,7 +94,7 @@ class OutcomeRanker:
             The new nodes.
         """
         node.is_ranked = True
-        event = Event.REPLACED if node.sent_children else Event.APPENDED
+        event = _event(node)
         stop_chance = _stop_chance(node)
         known = {child.token: child for child in node.children if not child.is_sent}
         new = []
@@ -112,6 +123,11 @@ class OutcomeRanker:
             of_depth[depth] * chance / totals[depth] if totals[depth] > 0 else 0.0
             for depth, chance in zip(depths, stop_chances, strict=True)
         ]
+
+
+def _event(node: Node) -> Event:
+    """What a bonus token after `node` is."""
+    return Event.REPLACED if node.sent_children else Event.APPENDED
 
 
 def _stop_chance(node: Node) -> float:

@@ -79,6 +79,23 @@ def test_the_likelier_stop_gets_no_fewer() -> None:
     assert sent[1].num_planned > sent[2].num_planned > root.num_planned == sent[0].num_planned
 
 
+def test_per_instance_goes_by_each_nodes_own_candidates() -> None:
+    """A node that is sure of its bonus token needs one, a node that is unsure several."""
+    root, sent = sent_tree()
+    ranks = ranker(cache_budget=6)
+    sure = [Candidate(4, 0.97), *(Candidate(5 + i, 0.001) for i in range(9))]
+    unsure = [Candidate(4 + i, 0.1) for i in range(10)]
+    ranks.plan(root, sent, {root: sure, sent[0]: unsure})
+    typical = [node.num_planned for node in sent[1:]]
+    assert root.num_planned + sent[0].num_planned + sum(typical) == 6
+    ranks.plan(root, sent, {root: unsure, sent[0]: unsure, sent[1]: sure, sent[2]: unsure})
+    assert sent[1].num_planned == 1
+    assert sent[2].num_planned == 5 - root.num_planned - sent[0].num_planned
+    assert ranks.num_candidates([root]) == 16
+    assert ranker(cache_budget=30).num_candidates([root]) == 30
+    assert ranker(cache_budget=30, fan_out="uniform").num_candidates([root]) == 16
+
+
 def test_by_length_the_acceptance_of_each_length_counts() -> None:
     """Whatever the nodes' chances are: with .7 everywhere, .3 for none accepted, .21 for one and .49 for two."""
     root, sent = sent_tree()
