@@ -8,6 +8,20 @@ import torch
 from transformers.cache_utils import Cache
 
 
+def checked_cache(cache: Cache | None, model: object) -> Cache:
+    """The cache of a model after its prefill.
+
+    Raises:
+        ValueError: If it cannot be rolled back.
+    """
+    if cache is None or not cache.is_croppable:
+        raise ValueError(
+            f"The cache of {type(model).__name__} ({type(cache).__name__}) cannot be rolled back, which drafting "
+            'needs. Leave `cache_implementation` unset, or use `ssd_config={"mode": "ar"}`.'
+        )
+    return cache
+
+
 def start_recording(cache: Cache) -> None:
     """Makes layers with a fixed window keep what `roll_back` may need.
 
@@ -51,3 +65,43 @@ def keep_branch(cache: Cache, num_prefix: int, slots: Sequence[int]) -> None:
             layer.keys[..., num_prefix:end, :] = layer.keys.index_select(-2, index)
             layer.values[..., num_prefix:end, :] = layer.values.index_select(-2, index)
         layer.keys, layer.values = layer.keys[..., :end, :], layer.values[..., :end, :]
+
+
+def select_rows(cache: Cache, mask: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Keeps some rows of a batch.
+
+    Args:
+        cache: A dynamic cache with full-attention layers.
+        mask: 1 for each slot that holds a token, of shape `(num_rows, num_slots)`.
+        rows: Indices of the rows to keep, in order.
+
+    Returns:
+        Their mask.
+    """
+    indices = torch.tensor(rows, dtype=torch.long, device=mask.device)
+    cache.batch_select_indices(indices)
+    return mask[indices]
+
+
+def compact_rows(cache: Cache, mask: torch.Tensor) -> torch.Tensor:
+    """Moves the tokens of each row together, to the last slots of as few as the longest row needs.
+
+    Args:
+        cache: A dynamic cache with full-attention layers.
+        mask: 1 for each slot that holds a token, of shape `(num_rows, num_slots)`.
+
+    Returns:
+        The mask for what is left of the cache.
+    """
+    lengths = mask.sum(dim=1)
+    longest = int(lengths.max())
+    # Holes first, tokens in order after them.
+    slots = (mask != 0).long().argsort(dim=1, stable=True)[:, -longest:]
+    for layer in cache.layers:
+        if layer.keys is None:
+            continue
+        for name in ("keys", "values"):
+            entries = getattr(layer, name)
+            index = slots.to(entries.device)[:, None, :, None].expand(-1, entries.shape[1], -1, entries.shape[3])
+            setattr(layer, name, entries.gather(2, index))
+    return mask.gather(1, slots)

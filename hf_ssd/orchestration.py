@@ -15,6 +15,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
+from .batch_decoding import BatchDecoder, decodes_together
 from .checks import check_batch
 from .compat import CACHE_KEY
 from .config import SSDConfig
@@ -23,6 +24,7 @@ from .metrics import SSDStats
 from .noise import derive_seed
 from .protocol import DraftRequest, Speculator
 from .recorder import Recorder
+from .row import Link, Row
 from .runtime.placement import available_cores, split_threads
 from .runtime.pool import speculator_for
 from .sampling import with_temperature
@@ -68,8 +70,24 @@ def decode_speculatively(
     has_cache = getattr(model_kwargs.get(CACHE_KEY), "_is_user_defined", False)
     seeds = _row_seeds(call.config.seed, num_rows) if generation_config.do_sample else [0] * num_rows
     check_batch(num_rows, generation_config, has_cache=has_cache, has_streamer=streamer is not None)
-    rows = []
     recorder = call.recorder
+    rows = [
+        Row(
+            input_ids[index : index + 1],
+            num_padding=_count_padding(model_kwargs.get("attention_mask"), input_ids, index),
+            generation_config=generation_config,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            recorder=recorder,
+            rule=call.config.rule,
+            seed=seeds[index],
+            streamer=streamer,
+            index=index,
+            num_rows=num_rows,
+        )
+        for index in range(num_rows)
+    ]
+    decoder: RowDecoder | None = None
     try:
         with (
             _speculator(model, call) as speculator,
@@ -78,29 +96,24 @@ def decode_speculatively(
             recorder.target_threads = torch.get_num_threads()
             if speculator is not None:
                 recorder.assistant_threads, recorder.assistant_device = speculator.threads, speculator.device
-            for row in range(num_rows):
-                decoder = RowDecoder(
-                    model,
-                    input_ids[row : row + 1],
-                    generation_config=generation_config,
-                    logits_processor=logits_processor,
-                    stopping_criteria=stopping_criteria,
-                    model_kwargs=_row_kwargs(model, model_kwargs, generation_config, row, num_rows),
-                    recorder=recorder,
-                    rule=call.config.rule,
-                    seed=seeds[row],
-                    streamer=streamer,
-                    row=row,
-                    num_rows=num_rows,
-                )
-                rows.append(decoder)
-                request = draft_request(decoder, call.config)
-                decoder.run(None if recorder.degraded else speculator, request, restore_threads)
+            if num_rows > 1 and decodes_together(model, model_kwargs):
+                links = [
+                    Link(None if speculator is None else speculator.another(), recorder, restore_threads) for _ in rows
+                ]
+                requests = [draft_request(model, row, call.config, takes_trees=False) for row in rows]
+                BatchDecoder(model, rows, model_kwargs=model_kwargs, recorder=recorder).run(links, requests)
+            else:
+                for row in rows:
+                    row_kwargs = _row_kwargs(model, model_kwargs, generation_config, row.index, num_rows)
+                    decoder = RowDecoder(model, row, model_kwargs=row_kwargs, recorder=recorder)
+                    takes_trees = call.config.max_tree_tokens > 0 and call.config.mode != "ar" and decoder.takes_trees
+                    request = draft_request(model, row, call.config, takes_trees=takes_trees)
+                    decoder.run(Link(None if recorder.degraded else speculator, recorder, restore_threads), request)
     finally:
         # Also when something was raised: whoever reads the stream must not wait for ever.
         if streamer is not None:
             streamer.end()
-    return _gather(rows, generation_config)
+    return _gather(rows, decoder if num_rows == 1 else None, generation_config)
 
 
 def decode_plainly(
@@ -168,29 +181,37 @@ def _target_threads(config: SSDConfig, speculator: Speculator | None) -> int | N
     return split_threads(config.target_threads, config.assistant_threads, available_cores())[0]
 
 
-def draft_request(decoder: RowDecoder, config: SSDConfig) -> DraftRequest:
+def draft_request(model: PreTrainedModel, row: Row, config: SSDConfig, *, takes_trees: bool) -> DraftRequest:
     """What a speculator needs to draft for a row that has not begun.
 
     Args:
-        decoder: Decodes the row.
+        model: The target.
+        row: The row.
         config: Settings of the call.
+        takes_trees: Whether the row's speculations may be trees.
     """
-    prompt = decoder.input_ids[0].tolist()
-    do_sample = bool(decoder.config.do_sample)
-    processors = list(decoder.processors)
+    do_sample = bool(row.config.do_sample)
+    processors = list(row.processors)
     if do_sample and config.assistant_temperature is not None:
         processors = with_temperature(processors, config.assistant_temperature)
     return DraftRequest(
-        prompt_ids=tuple(prompt),
-        num_padding=decoder.num_padding,
-        max_new_tokens=decoder.config.max_length - len(prompt),
-        vocab_size=decoder.model.config.get_text_config(decoder=True).vocab_size,
-        takes_trees=config.max_tree_tokens > 0 and config.mode != "ar" and decoder.takes_trees,
+        prompt_ids=tuple(row.input_ids[0].tolist()),
+        num_padding=row.num_padding,
+        max_new_tokens=row.config.max_length - row.input_ids.shape[1],
+        vocab_size=model.config.get_text_config(decoder=True).vocab_size,
+        takes_trees=takes_trees,
         do_sample=do_sample,
         processors=tuple(processors),
-        seed=decoder.seed,
+        seed=row.seed,
         config=config,
     )
+
+
+def _count_padding(mask: torch.Tensor | None, input_ids: torch.Tensor, row: int) -> int:
+    """Number of leading padding tokens of a row."""
+    if mask is None or mask.ndim != 2 or mask.shape[1] != input_ids.shape[1]:
+        return 0
+    return int((mask[row].cumsum(0) == 0).sum())
 
 
 def _row_seeds(seed: int | tuple[int, ...] | None, num_rows: int) -> list[int]:
@@ -224,8 +245,14 @@ def _row_kwargs(
     return sliced
 
 
-def _gather(rows: list[RowDecoder], config: GenerationConfig) -> Any:
-    """The rows as one output. Rows that ended early are filled up: ids with the padding token, scores with zeros."""
+def _gather(rows: list[Row], single: RowDecoder | None, config: GenerationConfig) -> Any:
+    """The rows as one output. Rows that ended early are filled up: ids with the padding token, scores with zeros.
+
+    Args:
+        rows: The rows.
+        single: The decoder of the only row.
+        config: As `generate()` prepared it.
+    """
     if len(rows) == 1 and not config.return_dict_in_generate:
         return rows[0].input_ids
     length = max(row.input_ids.shape[1] for row in rows)
@@ -238,7 +265,6 @@ def _gather(rows: list[RowDecoder], config: GenerationConfig) -> Any:
     ids = torch.cat(sequences)
     if not config.return_dict_in_generate:
         return ids
-    single = rows[0] if len(rows) == 1 else None
     return GenerateDecoderOnlyOutput(
         sequences=ids,
         scores=_stack([row.scores for row in rows]),

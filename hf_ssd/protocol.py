@@ -69,6 +69,10 @@ class Speculator(Protocol):
     threads: int | None
     device: str
 
+    def another(self) -> Speculator:
+        """A speculator for one more row at the same time, with the same assistant."""
+        ...
+
     def start(self, request: DraftRequest) -> None:
         """Begins a row; the assistant reads the prompt while the target does."""
         ...

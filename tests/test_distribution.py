@@ -14,7 +14,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from hf_ssd import SSDConfig, decoding
+from hf_ssd import SSDConfig, row
 from hf_ssd.generation import generate_with_ssd
 from hf_ssd.metrics import SSDStats
 from hf_ssd.types import Verdict
@@ -209,13 +209,13 @@ def no_residual(target_probs, draft_probs, draft_tokens, generator):
     return Verdict(verdict.num_accepted, target_probs[0, verdict.num_accepted].multinomial(1).squeeze(1))
 
 
-decoding_rule = decoding.verify_token
+decoding_rule = row.verify_token
 
 
 @pytest.mark.parametrize("rule", [accept_always, accept_argmax, no_residual])
 def test_a_wrong_rule_is_found(target, assistant, monkeypatch: pytest.MonkeyPatch, rule) -> None:
     """These tests could otherwise pass because they see nothing."""
-    monkeypatch.setattr(decoding, "verify_token", rule)
+    monkeypatch.setattr(row, "verify_token", rule)
     counts, _ = draw_triples(target, assistant, 1000)
     with pytest.raises(AssertionError):
         assert_distributed(counts, exact_probs(target, []))
@@ -231,14 +231,14 @@ def test_q_from_before_top_k_is_found(target, assistant, monkeypatch: pytest.Mon
             draft_probs = assistant_probs[last + draft_tokens[0, :-1].tolist()][None]
         return decoding_rule(target_probs, draft_probs, draft_tokens, generator)
 
-    decide = decoding.RowDecoder._decide
+    decide = row.Row.decide
 
     def note_last(self, raw_logits, speculation):
         last[:] = [int(self.input_ids[0, -1])]
         return decide(self, raw_logits, speculation)
 
-    monkeypatch.setattr(decoding.RowDecoder, "_decide", note_last)
-    monkeypatch.setattr(decoding, "verify_token", rule)
+    monkeypatch.setattr(row.Row, "decide", note_last)
+    monkeypatch.setattr(row, "verify_token", rule)
     counts, _ = draw_triples(target, assistant, 1000, top_k=3)
     with pytest.raises(AssertionError):
         assert_distributed(counts, exact_probs(target, [TopKLogitsWarper(3)]))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from lookup_model import LookupForCausalLM
 
-from hf_ssd import SSDConfig, decoding
+from hf_ssd import SSDConfig, row
 from hf_ssd.drafting import proposer
 from hf_ssd.generation import generate_with_ssd
 from hf_ssd.runtime.inline import InlineSpeculator
@@ -104,7 +104,7 @@ class Loop:
         for module in (residual, proposer):
             monkeypatch.setattr(module, "draw", self.enumeration.draw)
         for name, rule in {"verify_token": verify_token, "verify_block": verify_block, **(rules or {})}.items():
-            monkeypatch.setattr(decoding, name, exactly(rule))
+            monkeypatch.setattr(row, name, exactly(rule))
         self.seen: dict[str, int] = defaultdict(int)
 
     def run(

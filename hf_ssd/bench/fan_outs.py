@@ -17,6 +17,7 @@ from ..kv_cache import keep_branch
 from ..orchestration import draft_request
 from ..protocol import DraftRequest
 from ..recorder import Recorder
+from ..row import Link, Row
 from ..sampling import draw
 from ..types import Outcome, Speculation
 from .arms import Inputs
@@ -74,6 +75,9 @@ class ChainDrafter:
         self.rounds: list[RecordedRound] = []
         self._num_draft_tokens = num_draft_tokens
         self._assistant = assistant
+
+    def another(self) -> ChainDrafter:
+        return ChainDrafter(self._assistant, self._num_draft_tokens)
 
     def start(self, request: DraftRequest) -> None:
         self._request = request
@@ -147,18 +151,19 @@ def record_rounds(
         arguments = {name: prepared.pop(name) for name in names}
         unused = ("synced_gpus", "streamer", "tokenizer", "assistant_model")
         model_kwargs = {name: value for name, value in prepared.items() if name not in unused}
-        decoder = RowDecoder(
-            model,
+        recorder = Recorder("sd")
+        row = Row(
             input_ids,
+            num_padding=0,
             generation_config=generation_config,
-            model_kwargs=model_kwargs,
-            recorder=Recorder("sd"),
+            recorder=recorder,
             rule=config.rule,
             seed=seed,
             **arguments,
         )
-        decoder.run(drafter, draft_request(decoder, config))
-        return decoder.input_ids
+        decoder = RowDecoder(model, row, model_kwargs=model_kwargs, recorder=recorder)
+        decoder.run(Link(drafter, recorder), draft_request(model, row, config, takes_trees=False))
+        return row.input_ids
 
     torch.manual_seed(seed)
     target.generate(**inputs, **generation_kwargs, max_new_tokens=max_new_tokens, custom_generate=decode)

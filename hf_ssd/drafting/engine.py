@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -59,15 +60,20 @@ class DraftEngine:
         assistant: The model that drafts.
         overlaps: Whether steps run beside the verification, so that time is short. Otherwise everything likely is
             prepared, however long that takes.
+        like: An engine with the same assistant, for another row of the same batch. What either measures is known to
+            both.
     """
 
-    def __init__(self, assistant: AssistantModel, *, overlaps: bool = True) -> None:
+    def __init__(self, assistant: AssistantModel, *, overlaps: bool = True, like: DraftEngine | None = None) -> None:
         self.assistant = assistant
         self.overlaps = overlaps
+        self._like = like
         self._vocabularies: dict[tuple[int, object], DraftVocabulary | None] = {}
         # What was measured in one row is the best guess for the next.
-        self._calibrations: dict[tuple[bool, str, float], tuple[Calibration, AcceptanceEstimate]] = {}
-        self._pace = Pace()
+        self._calibrations: dict[tuple[bool, str, float], tuple[Calibration, AcceptanceEstimate]] = (
+            {} if like is None else like._calibrations
+        )
+        self._pace: Pace = Pace(None if like is None else like._pace)
 
     @torch.inference_mode()
     def start(self, request: DraftRequest) -> None:
@@ -462,7 +468,9 @@ class DraftEngine:
     def _vocabulary(self, request: DraftRequest) -> DraftVocabulary | None:
         key = (request.vocab_size, request.config.draft_vocab_size)
         if key not in self._vocabularies:
-            self._vocabularies[key] = make_vocabulary(self.assistant, request)
+            known = None if self._like is None else self._like._vocabulary(request)
+            # A copy has tokens of its own for the round, and shares the static ones.
+            self._vocabularies[key] = copy.copy(known) if known else make_vocabulary(self.assistant, request)
         return self._vocabularies[key]
 
     @contextmanager

@@ -14,14 +14,17 @@ SLOPE = 0.03
 class Pace:
     """Running means and lines that drafting is planned by. Times are in milliseconds.
 
+    Args:
+        like: That of another row of the batch, whose lines are this one's too.
+
     Attributes:
         verify: Time of a verification over the number of tokens, the bonus token included.
         step: Time of a draft step over the number of tokens that it runs.
     """
 
-    def __init__(self) -> None:
-        self.verify = LinearFit(SLOPE)
-        self.step = LinearFit(SLOPE)
+    def __init__(self, like: Pace | None = None) -> None:
+        self.verify: LinearFit = LinearFit(SLOPE) if like is None else like.verify
+        self.step: LinearFit = LinearFit(SLOPE) if like is None else like.step
         self._round_ms: float | None = None
         self._round_tokens = 1.0
         self._sent_at = 0.0

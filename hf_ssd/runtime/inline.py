@@ -36,6 +36,9 @@ class InlineSpeculator:
         self._engine: DraftEngine | None = None
         self._outcome: tuple[Outcome, float | None] | None = None
 
+    def another(self) -> InlineSpeculator:
+        return InlineSpeculator(self._model, self._quantization)
+
     def start(self, request: DraftRequest) -> None:
         self._guard(self._start, dataclasses.replace(request, processors=copy_processors(request.processors)))
 

@@ -74,6 +74,7 @@ class AssistantWorker(Worker):
         self._cause = "the assistant's process has ended"
         self._rows = itertools.count()
         self._num_unanswered = 0
+        self._replies: dict[int, messages.Answer | messages.Failure] = {}  # by row, not asked for yet
 
     def start(self, model: PreTrainedModel) -> None:
         """Moves the model's weights to shared memory and starts the program. Returns before that is ready.
@@ -191,16 +192,18 @@ class AssistantWorker(Worker):
     def receive(self, row: int, timeout_s: float) -> Speculation:
         """The answer for `row`. What is left over from rows before it, a call that was broken off, is passed over."""
         with self._failures():
-            while True:
+            while row not in self._replies:
                 self._poll(timeout_s)
                 reply = messages.receive(self._connected())
                 self._num_unanswered -= 1
-                if isinstance(reply, messages.Answer) and reply.row == row:
-                    return messages.unpack(reply.speculation)
-                if isinstance(reply, messages.Failure) and reply.row in (row, -1):
-                    raise SpeculatorError(f"the assistant failed:\n{reply.error}")
+                self._replies[row if reply.row == -1 else reply.row] = reply
+            reply = self._replies.pop(row)
+            if isinstance(reply, messages.Failure):
+                raise SpeculatorError(f"the assistant failed:\n{reply.error}")
+            return messages.unpack(reply.speculation)
 
     def end_row(self, row: int) -> None:
+        self._replies.pop(row, None)
         self._send(messages.Stop(row))
 
     def _drain(self) -> None:
@@ -210,6 +213,7 @@ class AssistantWorker(Worker):
                 self._poll(DRAIN_TIMEOUT_S)
                 messages.receive(self._connected())
                 self._num_unanswered -= 1
+            self._replies.clear()
 
     def _connected(self) -> Connection:
         if self._connection is None:

@@ -33,6 +33,8 @@ class Channel(Protocol):
 class Server:
     """Answers outcomes, and drafts ahead whenever no message is waiting.
 
+    Each row has an engine of its own; they share the assistant and what has been measured.
+
     Args:
         channel: To the caller.
         model: The assistant.
@@ -41,15 +43,24 @@ class Server:
     def __init__(self, channel: Channel, model: PreTrainedModel) -> None:
         self._channel = channel
         self._model = model
-        self._engines: dict[str | None, DraftEngine] = {}
-        self._row: int | None = None
+        self._engines: dict[str | None, list[DraftEngine]] = {}
+        self._rows: dict[int, DraftEngine] = {}  # in the order in which they are drafted for next
 
     @torch.inference_mode()
     def engine(self, quantization: str | None) -> DraftEngine:
-        """The engine that drafts with the assistant in this quantization, made when it is first asked for."""
-        if quantization not in self._engines:
-            self._engines[quantization] = DraftEngine(make_fast_assistant(self._model, quantization))
-        return self._engines[quantization]
+        """An engine that no row uses, with the assistant in this quantization, made where there is none."""
+        engines = self._engines.setdefault(quantization, [])
+        busy = {id(engine) for engine in self._rows.values()}
+        free = next((engine for engine in engines if id(engine) not in busy), None)
+        if free is not None:
+            return free
+        if not engines or isinstance(engines[0].assistant, GraphedAssistant):
+            # Graphs belong to the slabs of one row.
+            assistant = make_fast_assistant(self._model, quantization)
+        else:
+            assistant = engines[0].assistant
+        engines.append(DraftEngine(assistant, like=engines[0] if engines else None))
+        return engines[-1]
 
     def run(self) -> None:
         """Serves until the channel ends.
@@ -59,40 +70,47 @@ class Server:
         """
         while True:
             # Without work to do this sleeps in `receive`.
-            if self._row is not None and not self._channel.has_message() and self._work(self._engine.deepen):
+            if self._rows and not self._channel.has_message() and self._deepen():
                 continue
             message = self._channel.receive()
             if isinstance(message, messages.Start):
-                self._row = message.row
-                self._work(self._start, message)
-            elif isinstance(message, messages.Resolve) and message.row == self._row:
-                self._work(self._answer, message)
+                self._work(message.row, self._start, message)
+            elif isinstance(message, messages.Resolve) and message.row in self._rows:
+                self._work(message.row, self._answer, message)
             elif isinstance(message, messages.Stop):
-                self._row = None
+                self._rows.pop(message.row, None)
+
+    def _deepen(self) -> bool:
+        """Does one piece of drafting ahead, for the rows in turn. Returns whether there was one to do."""
+        for row, engine in list(self._rows.items()):
+            self._rows[row] = self._rows.pop(row)  # last in turn
+            if self._work(row, engine.deepen):
+                return True
+        return False
 
     def _start(self, message: messages.Start) -> None:
         # Of this thread alone: OpenMP keeps the number for each thread that asks for a team.
         if torch.get_num_threads() != message.num_threads:
             torch.set_num_threads(message.num_threads)
-        self._engine = self.engine(message.request.config.assistant_quantization)
-        sent = messages.unpickle_processors(message.processors, self._engine.assistant.device)
+        engine = self._rows[message.row] = self.engine(message.request.config.assistant_quantization)
+        sent = messages.unpickle_processors(message.processors, engine.assistant.device)
         request = dataclasses.replace(message.request, processors=[*message.request.processors, *sent])
-        if isinstance(self._engine.assistant, GraphedAssistant):
-            self._engine.assistant.prepare(request)
+        if isinstance(engine.assistant, GraphedAssistant):
+            engine.assistant.prepare(request)
         if message.is_awaited:
             self._channel.send(messages.Started(message.row))
-        self._engine.start(request)
+        engine.start(request)
 
     def _answer(self, message: messages.Resolve) -> None:
-        speculation = self._engine.resolve(message.outcome, message.verify_ms)
+        speculation = self._rows[message.row].resolve(message.outcome, message.verify_ms)
         self._channel.send(messages.Answer(message.row, speculation))
 
-    def _work(self, function: Callable[..., Any], *args: Any) -> bool:
+    def _work(self, row: int, function: Callable[..., Any], *args: Any) -> bool:
         try:
             return bool(function(*args))
         except (EOFError, ConnectionError):
             raise
         except Exception:
-            row, self._row = self._row, None
-            self._channel.send(messages.Failure(-1 if row is None else row, traceback.format_exc()))
+            self._rows.pop(row, None)
+            self._channel.send(messages.Failure(row, traceback.format_exc()))
             return False

@@ -93,6 +93,10 @@ class WorkerSpeculator:
         self._timeout_s = timeout_s
         self._row = -1
 
+    def another(self) -> WorkerSpeculator:
+        assert self.threads is not None
+        return WorkerSpeculator(self._worker, self.threads, self._timeout_s)
+
     def start(self, request: DraftRequest) -> None:
         self._worker.wait_ready()
         assert self.threads is not None

@@ -55,6 +55,7 @@ class StreamWorker(Worker):
         self._owner = os.getpid()
         self._identities: tuple[tuple[int, ...], ...] = ()
         self._is_ready = self._is_over = False
+        self._replies: dict[int, list[messages.Started | messages.Answer | messages.Failure]] = {}  # not asked for yet
         self._cause = "the assistant's thread has ended"
         self._rows = itertools.count()
 
@@ -123,6 +124,7 @@ class StreamWorker(Worker):
         return speculation
 
     def end_row(self, row: int) -> None:
+        self._replies.pop(row, None)
         self._put(messages.Stop(row))
 
     def _put(self, message: Any) -> None:
@@ -133,10 +135,13 @@ class StreamWorker(Worker):
     def _answer(self, row: int, kind: type[messages.Started | messages.Answer], timeout_s: float) -> Any:
         """The answer for `row`. What is left over from rows before it, a call that was broken off, is passed over."""
         while True:
-            reply = self._get(timeout_s)
-            if isinstance(reply, messages.Failure) and reply.row == row:
+            waiting = self._replies.get(row)
+            reply = waiting.pop(0) if waiting else self._get(timeout_s)
+            if reply.row != row:
+                self._replies.setdefault(reply.row, []).append(reply)
+            elif isinstance(reply, messages.Failure):
                 raise SpeculatorError(f"the assistant failed:\n{reply.error}")
-            if isinstance(reply, kind) and reply.row == row:
+            elif isinstance(reply, kind):
                 return reply
 
     def _get(self, timeout_s: float) -> Any:
