@@ -3,5 +3,14 @@
 from .assistant import AssistantModel, make_assistant
 from .engine import DraftEngine
 from .graphs import GraphedAssistant, make_fast_assistant
+from .together import Work, work_together
 
-__all__ = ["AssistantModel", "DraftEngine", "GraphedAssistant", "make_assistant", "make_fast_assistant"]
+__all__ = [
+    "AssistantModel",
+    "DraftEngine",
+    "GraphedAssistant",
+    "Work",
+    "make_assistant",
+    "make_fast_assistant",
+    "work_together",
+]

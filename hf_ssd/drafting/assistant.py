@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from transformers.utils import logging
 
 from .. import tree_attention
 from ..compat import CACHE_KEY
+from . import packed
 from .int8 import MIN_SPEED_UP, TRIAL_TOKENS, Int8Linear, best_time, copy_modules, may_pay, quantize_linears
+from .packed import PackedCache, Segment
 from .tree_cache import SlabCache
 from .tree_mask import TreeMask
 
@@ -50,6 +53,17 @@ def _step_time(assistant: AssistantModel) -> float:
     return best_time(lambda: assistant.forward(tokens, assistant.new_cache()))
 
 
+@dataclass(frozen=True)
+class Forward:
+    """Asks for the hidden states of tokens; the fields are the arguments of [`AssistantModel.forward`]."""
+
+    tokens: Sequence[int]
+    cache: SlabCache
+    positions: Sequence[int] | None = None
+    mask: torch.Tensor | dict[str, torch.Tensor] | None = None
+    num_hidden: int | None = None
+
+
 class AssistantModel:
     """Runs an assistant on chains and trees of tokens.
 
@@ -73,7 +87,11 @@ class AssistantModel:
         self._decoder, self._head = self._split()
         self._projection: nn.Module | None = self._head
         tree_attention.register()
+        packed.register()
         self.takes_trees = self._check_trees(omits_prefix=True) or self._check_trees(omits_prefix=False)
+        # Where windows or layers of several kinds need other masks, rows are run one by one.
+        has_one_mask = self.mask.window is None and not self.mask.layer_types
+        self.packs_rows = self.takes_trees and self.mask.omits_prefix and has_one_mask and self._check_packing()
 
     def new_cache(self) -> SlabCache:
         """An empty cache."""
@@ -115,6 +133,42 @@ class AssistantModel:
             if self._decoder is not None:
                 return self._decoder(**kwargs).last_hidden_state[0, -num_hidden:]
             return self.model(**kwargs).logits[0, -num_hidden:]
+
+    def forward_all(self, forwards: Sequence[Forward]) -> list[torch.Tensor]:
+        """Several forwards, each with a cache of its own: in one go where the model allows that.
+
+        Returns:
+            Hidden states for each, as from `forward`.
+        """
+        if len(forwards) == 1 or not self.packs_rows or any(not each.cache.get_seq_length() for each in forwards):
+            return [
+                self.forward(each.tokens, each.cache, each.positions, each.mask, each.num_hidden) for each in forwards
+            ]
+        segments: list[Segment] = []
+        tokens: list[int] = []
+        positions: list[int] = []
+        for each in forwards:
+            num_cached, num_tokens = each.cache.get_seq_length(), len(each.tokens)
+            mask = self.mask.chain(num_cached, num_tokens) if each.mask is None else each.mask
+            assert isinstance(mask, torch.Tensor)
+            segments.append(Segment(num_tokens, each.cache, mask[0, 0]))
+            tokens += self._known(each.tokens)
+            positions += range(num_cached, num_cached + num_tokens) if each.positions is None else each.positions
+        kwargs: dict[str, Any] = {CACHE_KEY: PackedCache(segments), "use_cache": True, "return_dict": True}
+        kwargs["input_ids"] = torch.tensor([tokens], dtype=torch.long, device=self.device)
+        kwargs["position_ids"] = torch.tensor([positions], dtype=torch.long, device=self.device)
+        # Only there so that the model makes none itself.
+        kwargs["attention_mask"] = torch.zeros((1, 1, len(tokens), 1), dtype=self.dtype, device=self.device)
+        with tree_attention.use(self.config, packed.NAME):
+            if self._decoder is not None:
+                states = self._decoder(**kwargs).last_hidden_state[0]
+            else:
+                states = self.model(**kwargs).logits[0]
+        parts = states.split([segment.num_tokens for segment in segments])
+        return [
+            part if each.num_hidden is None else part[-each.num_hidden :]
+            for part, each in zip(parts, forwards, strict=True)
+        ]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits over the assistant's whole vocabulary, float32, of shape `(num_rows, vocab_size)`."""
@@ -181,6 +235,24 @@ class AssistantModel:
         expected = torch.cat(alone).float()
         tolerance = (1e-3 if self.dtype == torch.float32 else 0.05) * expected.norm(dim=1)
         return bool(((together.float() - expected).norm(dim=1) <= tolerance).all())
+
+    @torch.no_grad()
+    def _check_packing(self) -> bool:
+        """Whether tokens of two rows in one forward give what each gives alone."""
+        rows = [self._some_tokens(0, 6), self._some_tokens(9, 4)]
+        try:
+            alone = [self.forward(row, self.new_cache(), num_hidden=2) for row in rows]
+            forwards = [Forward(row[-2:], self.new_cache()) for row in rows]
+            for row, each in zip(rows, forwards, strict=True):
+                self.forward(row[:-2], each.cache)
+            self.packs_rows = True
+            together = self.forward_all(forwards)
+        except Exception as error:  # as above
+            logger.info(f"The assistant runs the rows of a batch one by one ({error!r}).")
+            return False
+        expected, found = torch.cat(alone).float(), torch.cat(together).float()
+        tolerance = (1e-3 if self.dtype == torch.float32 else 0.05) * expected.norm(dim=1)
+        return bool(((found - expected).norm(dim=1) <= tolerance).all())
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         # A token that only the target's longer vocabulary has stands for any other here: it costs acceptance, no more.

@@ -14,13 +14,14 @@ from ..kv_cache import keep_branch
 from ..planning import AcceptanceEstimate, Calibration, Event, Rates, best_step, is_worth_verifying, step_width
 from ..protocol import DraftRequest
 from ..types import Miss, Origin, Outcome, Span, Speculation
-from .assistant import AssistantModel
+from .assistant import AssistantModel, Forward
 from .draft_tree import Node, become_bonus, likeliest_first, make_root
 from .draft_vocab import DraftVocabulary
 from .ngram import MAX_LENGTH, NGramIndex, match_strength
 from .outcomes import OutcomeRanker
 from .pace import SLOPE, Pace
 from .proposer import Proposer, make_vocabulary
+from .together import Work, work_together
 
 logger = logging.get_logger(__name__)
 
@@ -105,12 +106,16 @@ class DraftEngine:
         self._proposer.activate(self._tokens)
         if self._has_room(1):
             with self._span("prefill", tokens=len(self._tokens)):
-                self._read_row()
+                work_together(self.assistant, [self._read_row()])
         self._pace.started()
 
     @torch.inference_mode()
     def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> Speculation:
         """Answers an outcome: from the speculation cache, or by drafting just in time."""
+        return work_together(self.assistant, [self.resolving(outcome, verify_ms)])[0]
+
+    def resolving(self, outcome: Outcome, verify_ms: float | None = None) -> Work[Speculation]:
+        """`resolve`, for engines that work together."""
         last = self._sent[outcome.node - 1] if outcome.node else self._root
         path = last.path()
         self._pace.resolved(len(path) + 1, verify_ms)
@@ -132,7 +137,7 @@ class DraftEngine:
             node.is_sent = False
         self._frontier = [node for node in self._root.descendants() if not node.is_run]
         if miss is not None:
-            self._draft_just_in_time()
+            yield from self._draft_just_in_time()
         self._send()
         return self._speculation(miss)
 
@@ -143,25 +148,29 @@ class DraftEngine:
         Returns:
             Whether there was one to do. If not, there is nothing to do until the outcome is known.
         """
+        return work_together(self.assistant, [self.deepening()])[0]
+
+    def deepening(self) -> Work[bool]:
+        """`deepen`, for engines that work together."""
         if self.config.mode != "ssd" or not self.assistant.takes_trees or not self._root.is_run:
             return False
         if not self._has_room(2):
             return False
-        if self._rank_outcomes():
+        if (yield from self._rank_outcomes()):
             return True
         nodes = self._next_step()
         if not nodes:
             return False
         started = time.monotonic()
         with self._span("draft step", tokens=len(nodes)):
-            self._run(nodes)
+            yield from self._run(nodes)
         if self.overlaps:
             self._pace.step.update(len(nodes), (time.monotonic() - started) * 1e3)
         return True
 
     # Outcomes
 
-    def _rank_outcomes(self) -> bool:
+    def _rank_outcomes(self) -> Work[bool]:
         """Adds the likely bonus tokens after the nodes of the speculation whose hidden states have become known."""
         nodes = self._ranker.due(self._root, self._sent)
         if not nodes:
@@ -170,7 +179,7 @@ class DraftEngine:
         with self._span("rank outcomes", nodes=len(nodes)):
             if is_first:
                 self._ranker.plan(self._root, self._sent)
-            ranked = self._proposer.rank_bonus_tokens(
+            ranked = yield from self._proposer.rank_bonus_tokens(
                 torch.stack([node.hidden for node in nodes if node.hidden is not None]),
                 self._prefixes(nodes),
                 [node.position + 1 for node in nodes],
@@ -254,7 +263,7 @@ class DraftEngine:
     def _may_be_longer(self, node: Node) -> bool:
         return node.num_drafted < self.config.max_draft_tokens
 
-    def _run(self, nodes: Sequence[Node]) -> None:
+    def _run(self, nodes: Sequence[Node]) -> Work[None]:
         """Runs nodes whose ancestors have been run, and adds what may follow them."""
         first_slot = self._cache.get_seq_length()
         num_trunk = self._num_cached
@@ -268,7 +277,7 @@ class DraftEngine:
             mask = self.assistant.mask.build(
                 num_trunk=num_trunk, num_slots=first_slot + len(nodes), visible=visible, positions=positions
             )
-        hidden = self.assistant.forward([node.token for node in nodes], self._cache, positions, mask)
+        hidden = yield Forward([node.token for node in nodes], self._cache, positions, mask)
         for node, state in zip(nodes, hidden, strict=True):
             node.hidden = state
         # What follows the speculation's own tokens are outcomes, and ranked as such.
@@ -334,7 +343,7 @@ class DraftEngine:
         self._frontier.append(child)
         return child
 
-    def _draft_just_in_time(self) -> None:
+    def _draft_just_in_time(self) -> Work[None]:
         """Drafts while the target waits."""
         if not self._has_room(1):
             return
@@ -342,7 +351,7 @@ class DraftEngine:
             if self.config.mode != "ssd":
                 self._proposer.activate(self._tokens)
             started, num_run = time.monotonic(), 1
-            self._read_row()
+            yield from self._read_row()
             if self._is_wanted_after(self._root):
                 self._add_drafts([self._root])
             first_slot = self._cache.get_seq_length()
@@ -355,7 +364,7 @@ class DraftEngine:
                 if not nodes:
                     return
                 started, num_run = time.monotonic(), len(nodes)
-                self._run(nodes)
+                yield from self._run(nodes)
 
     def _next_just_in_time(self) -> list[Node]:
         pending = [node for node in self._frontier if not node.is_run and self._can_run(node)]
@@ -370,10 +379,10 @@ class DraftEngine:
         ready = sorted((node for node in pending if self._may_run(node)), key=lambda node: -node.chance)
         return ready[: best_step([node.chance for node in ready[:MAX_STEP_TOKENS]], rates, 0.0)]
 
-    def _read_row(self) -> None:
+    def _read_row(self) -> Work[None]:
         """Runs the tokens of the row that the cache lacks, up to the root."""
         pending = self._tokens[self._num_cached :]
-        self._root.hidden = self.assistant.forward(pending, self._cache, num_hidden=1)[0]
+        self._root.hidden = (yield Forward(pending, self._cache, num_hidden=1))[0]
         self._num_cached += len(pending)
         self._num_steps += 1
 

@@ -12,6 +12,7 @@ from ..protocol import DraftRequest
 from ..sampling import SaguaroLogitsProcessor, apply_processors, draw, looks_only_at_scores
 from .assistant import AssistantModel
 from .draft_vocab import MAX_CONTEXT_TOKENS, DraftVocabulary, frequent_tokens, resolve_size
+from .together import Projection, Work
 
 logger = logging.get_logger(__name__)
 
@@ -82,7 +83,7 @@ class Proposer:
         count: int,
         *,
         use_full_vocabulary: bool = True,
-    ) -> list[list[Candidate]]:
+    ) -> Work[list[list[Candidate]]]:
         """The likeliest bonus tokens at some places.
 
         Args:
@@ -97,9 +98,11 @@ class Proposer:
         Returns:
             For each place the candidates in falling order of probability, given that none of the excluded follows.
         """
-        token_ids, scores = (
-            (None, self.scores(hidden, prefixes)) if use_full_vocabulary else self._draft_scores(hidden, prefixes)
-        )
+        token_ids: torch.Tensor | None = None
+        if use_full_vocabulary or self._vocabulary is None:
+            scores = self._process(prefixes, self._fit((yield Projection(hidden))))
+        else:
+            token_ids, scores = self._draft_scores(hidden, prefixes)
         scores = self._with_noise(scores, positions, token_ids)
         for row, tokens in enumerate(excluded):
             for token in tokens:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
-from ..drafting import DraftEngine, GraphedAssistant, make_fast_assistant
+from ..drafting import DraftEngine, GraphedAssistant, Work, make_fast_assistant, work_together
 from . import messages
+
+T = TypeVar("T")
+
+GATHER_S = 0.001  # the outcomes of a batch are sent one right after the other
 
 
 class Channel(Protocol):
     """The assistant's end of the way to its caller."""
 
-    def has_message(self) -> bool:
-        """Whether `receive` would return at once."""
+    def has_message(self, timeout_s: float = 0.0) -> bool:
+        """Whether `receive` would return within some time, by default at once."""
         ...
 
     def receive(self) -> Any:
@@ -72,23 +76,47 @@ class Server:
             # Without work to do this sleeps in `receive`.
             if self._rows and not self._channel.has_message() and self._deepen():
                 continue
-            message = self._channel.receive()
-            if isinstance(message, messages.Start):
-                self._work(message.row, self._start, message)
-            elif isinstance(message, messages.Resolve) and message.row in self._rows:
-                self._work(message.row, self._answer, message)
-            elif isinstance(message, messages.Stop):
-                self._rows.pop(message.row, None)
+            self._handle(self._channel.receive())
+
+    def _handle(self, message: Any) -> None:
+        if isinstance(message, messages.Start):
+            self._start(message)
+        elif isinstance(message, messages.Resolve):
+            resolves, other = self._gather(message)
+            self._answer([each for each in resolves if each.row in self._rows])
+            if other is not None:
+                self._handle(other)
+        elif isinstance(message, messages.Stop):
+            self._rows.pop(message.row, None)
+
+    def _gather(self, message: messages.Resolve) -> tuple[list[messages.Resolve], Any]:
+        """The outcomes that come together: those of a batch do. And the message after them, if it has been read."""
+        resolves = [message]
+        while len(resolves) < len(self._rows) and self._channel.has_message(GATHER_S):
+            other = self._channel.receive()
+            if not isinstance(other, messages.Resolve):
+                return resolves, other
+            resolves.append(other)
+        return resolves, None
 
     def _deepen(self) -> bool:
-        """Does one piece of drafting ahead, for the rows in turn. Returns whether there was one to do."""
-        for row, engine in list(self._rows.items()):
-            self._rows[row] = self._rows.pop(row)  # last in turn
-            if self._work(row, engine.deepen):
-                return True
-        return False
+        """Does one piece of drafting ahead for every row that has one to do. Returns whether there was any."""
+        return any(self._together({row: engine.deepening() for row, engine in self._rows.items()}).values())
+
+    def _answer(self, resolves: Sequence[messages.Resolve]) -> None:
+        works = {each.row: self._rows[each.row].resolving(each.outcome, each.verify_ms) for each in resolves}
+        for row, speculation in self._together(works).items():
+            self._channel.send(messages.Answer(row, speculation))
 
     def _start(self, message: messages.Start) -> None:
+        try:
+            self._start_row(message)
+        except (EOFError, ConnectionError):
+            raise
+        except Exception:
+            self._give_up([message.row])
+
+    def _start_row(self, message: messages.Start) -> None:
         # Of this thread alone: OpenMP keeps the number for each thread that asks for a team.
         if torch.get_num_threads() != message.num_threads:
             torch.set_num_threads(message.num_threads)
@@ -101,16 +129,22 @@ class Server:
             self._channel.send(messages.Started(message.row))
         engine.start(request)
 
-    def _answer(self, message: messages.Resolve) -> None:
-        speculation = self._rows[message.row].resolve(message.outcome, message.verify_ms)
-        self._channel.send(messages.Answer(message.row, speculation))
+    @torch.inference_mode()
+    def _together(self, works: Mapping[int, Work[T]]) -> dict[int, T]:
+        """Does the work of several rows, as far as they share an assistant in one go. A row that fails is given up."""
+        rows_by_assistant: dict[int, list[int]] = {}
+        for row in works:
+            rows_by_assistant.setdefault(id(self._rows[row].assistant), []).append(row)
+        results: dict[int, T] = {}
+        for rows in rows_by_assistant.values():
+            assistant = self._rows[rows[0]].assistant
+            try:
+                results.update(zip(rows, work_together(assistant, [works[row] for row in rows]), strict=True))
+            except Exception:
+                self._give_up(rows)
+        return results
 
-    def _work(self, row: int, function: Callable[..., Any], *args: Any) -> bool:
-        try:
-            return bool(function(*args))
-        except (EOFError, ConnectionError):
-            raise
-        except Exception:
+    def _give_up(self, rows: Sequence[int]) -> None:
+        for row in rows:
             self._rows.pop(row, None)
             self._channel.send(messages.Failure(row, traceback.format_exc()))
-            return False

@@ -17,6 +17,7 @@ import itertools
 import os
 import queue
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -213,7 +214,9 @@ class _MailboxChannel:
         self.receive = inbox.get
         self.send = outbox.put
 
-    def has_message(self) -> bool:
+    def has_message(self, timeout_s: float = 0.0) -> bool:
+        if timeout_s and self._inbox.empty():
+            time.sleep(timeout_s)
         return not self._inbox.empty()
 
 

@@ -77,8 +77,8 @@ class _ConnectionChannel:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def has_message(self) -> bool:
-        return self._connection.poll()
+    def has_message(self, timeout_s: float = 0.0) -> bool:
+        return self._connection.poll(timeout_s)
 
     def receive(self) -> Any:
         return messages.receive(self._connection)
