@@ -112,7 +112,13 @@ class BatchDecoder:
                 num_kept.append(row.emit(decisions[index]))
                 self.recorder.rounds.append(
                     round_stats(
-                        received[index], speculations[index], decisions[index], num_kept[-1], verify.ms, wait.ms
+                        row.index,
+                        received[index],
+                        speculations[index],
+                        decisions[index],
+                        num_kept[-1],
+                        verify.ms,
+                        wait.ms,
                     )
                 )
             self._keep(num_kept)
@@ -120,7 +126,7 @@ class BatchDecoder:
 
     def _send(self, decisions: Sequence[Decision], verify_ms: float | None = None) -> None:
         for (row, link), decision in zip(self._active, decisions, strict=True):
-            if not row.ends_with(decision.tokens):
+            if decision.fault is None and not row.ends_with(decision.tokens):
                 link.send(Outcome(decision.node, decision.tokens[-1]), verify_ms)
 
     def _forward(self, speculations: Sequence[Speculation]) -> torch.Tensor:

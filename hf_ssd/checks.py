@@ -15,24 +15,31 @@ from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEME
 
 from .vocabulary import UnsupportedError, check_vocab_sizes
 
+REMEDY = 'Change that, or use `ssd_config={"mode": "ar"}` for plain generation.'
+
 # All others of transformers' are functions of the tokens before and the scores, which may be asked in any order.
 STATEFUL_PROCESSORS = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
 
 
 def check_pair(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
     """Raises [`UnsupportedError`] unless `assistant` can draft for `target`."""
-    for role, model in (("target", target), ("assistant", assistant)):
-        name = type(model).__name__
-        if not isinstance(model, PreTrainedModel):
-            raise UnsupportedError(f"The {role} must be a transformers model, but got {name}.")
-        if model.config.is_encoder_decoder:
-            _refuse(
-                f"The {role} must be decoder-only, but {name} is an encoder-decoder model, which transformers' own "
-                "assisted generation supports."
-            )
-        if getattr(model, "_is_stateful", False):
-            _refuse(f"The {role} must be able to take tokens back, but {name} keeps a recurrent state.")
+    check_model("target", target)
+    check_model("assistant", assistant)
     check_vocab_sizes(*(model.config.get_text_config(decoder=True).vocab_size for model in (target, assistant)))
+
+
+def check_model(role: str, model: PreTrainedModel) -> None:
+    """Raises [`UnsupportedError`] unless a model can be a target, or an assistant."""
+    name = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedError(f"The {role} must be a transformers model, but got {name}.")
+    if model.config.is_encoder_decoder:
+        _refuse(
+            f"The {role} must be decoder-only, but {name} is an encoder-decoder model, which transformers' own "
+            "assisted generation supports."
+        )
+    if getattr(model, "_is_stateful", False):
+        _refuse(f"The {role} must be able to take tokens back, but {name} keeps a recurrent state.")
 
 
 def check_call(config: GenerationConfig, arguments: dict[str, Any]) -> None:
@@ -100,4 +107,4 @@ def check_caches(caches: Iterable[Cache]) -> None:
 
 
 def _refuse(problem: str) -> NoReturn:
-    raise UnsupportedError(f'{problem} Change that, or use `ssd_config={{"mode": "ar"}}` for plain generation.')
+    raise UnsupportedError(f"{problem} {REMEDY}")

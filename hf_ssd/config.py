@@ -28,7 +28,7 @@ class SSDConfig:
         verification: How sampled draft tokens are verified, each rule exactly. `"coupled"` lets both models share
             noise, so that a seed gives the same tokens in every mode, with any assistant and timing; token trees work
             under it. `"token"` accepts one by one (speculative sampling), `"block"` all together (alias
-            `"hierarchical"`). `"auto"` is `"coupled"`, the fastest where they differ. Greedy decoding needs no rule.
+            `"hierarchical"`). `"auto"` is `"coupled"`. Greedy decoding needs no rule.
         seed: Seed of sampling: one for the call, or one per row. `None` draws it from torch's default generator.
         assistant_temperature: Temperature of the assistant when sampling; `None` is the call's.
         saguaro_coefficient: What the likeliest draft tokens' probabilities are multiplied with, so that bonus tokens

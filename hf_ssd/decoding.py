@@ -59,7 +59,7 @@ class RowDecoder:
             link: To the speculator.
             request: What that needs.
         """
-        self._link = link
+        self._link, self._is_drafting = link, link.is_drafting
         try:
             link.start(request)
             self._prefill()
@@ -75,7 +75,8 @@ class RowDecoder:
         with self.recorder.span("prefill", tokens=self.row.input_ids.shape[1]):
             with self._no_grad():
                 outputs = self.model._prefill(self.row.input_ids, self.row.config, self.model_kwargs)
-            start_recording(checked_cache(output_cache(outputs), self.model))
+            if self._is_drafting:
+                start_recording(checked_cache(output_cache(outputs), self.model))
             decision = self.row.decide(outputs.logits[:, -1:], Speculation())
         self._send(decision)
         with self.recorder.span("emit"):
@@ -98,7 +99,9 @@ class RowDecoder:
             cache = output_cache(outputs)
             assert cache is not None
             with self._no_grad():
-                if speculation.is_chain:
+                if not self._is_drafting:
+                    pass  # nothing is ever taken back
+                elif speculation.is_chain:
                     roll_back(cache, len(speculation) + 1 - num_emitted)
                 else:
                     num_before = cache.get_seq_length() - len(speculation) - 1
@@ -106,11 +109,13 @@ class RowDecoder:
                     keep_branch(cache, num_before, [num_before + slot for slot in slots])
             self._keep_outputs(outputs, num_emitted)
             self._advance(outputs, num_emitted)
-        self.recorder.rounds.append(round_stats(received, speculation, decision, num_emitted, verify.ms, wait.ms))
+        self.recorder.rounds.append(
+            round_stats(self.row.index, received, speculation, decision, num_emitted, verify.ms, wait.ms)
+        )
 
     def _send(self, decision: Decision, verify_ms: float | None = None) -> None:
         """Tells the outcome, unless the answer would be for nothing."""
-        if not self.row.ends_with(decision.tokens):
+        if decision.fault is None and not self.row.ends_with(decision.tokens):
             self._link.send(Outcome(decision.node, decision.tokens[-1]), verify_ms)
 
     def _forward(self, speculation: Speculation) -> Any:

@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
-from .checks import check_batch, check_caches, check_call, check_pair
+from .checks import REMEDY, check_batch, check_caches, check_call, check_model, check_pair
 from .compat import CACHE_KEY
 from .config import SSDConfig
 from .metrics import SSDStats
@@ -81,20 +81,24 @@ class SSDGenerationMixin(GenerationMixin):
             return super().generate(**kwargs)
         config = SSDConfig.of(ssd_config) if is_explicit or attached is None else attached.config
         assistant = kwargs.get("assistant_model") or (attached.assistant if attached else None)
-        is_plain = config.mode == "ar"
-        if is_plain:
+        is_ar = config.mode == "ar"
+        if is_ar:
             assistant, kwargs = None, {**kwargs, "assistant_model": None}
             # Under the coupled rule a seed gives the same tokens in every mode, so this one has to add the noise too.
-            if config.rule != "coupled" or not _generation_config(self, kwargs).do_sample:
+            is_as_drawn = config.rule != "coupled" and config.seed is None
+            if is_as_drawn or not _generation_config(self, kwargs).do_sample:
                 return self._generate_plainly(kwargs)
         try:
             _check(self, assistant, config, kwargs)
         except UnsupportedError as error:
-            if is_explicit and not is_plain:
+            problem = str(error).removesuffix(REMEDY)
+            if is_ar and config.seed is not None:
+                raise UnsupportedError(f"`seed` must be None for this call, but got {config.seed}. {problem}") from None
+            if is_explicit and not is_ar:
                 raise
             # Whoever calls a model that `enable_ssd` was called on may not know of it.
-            what = "draws as transformers does, whatever the seed" if is_plain else "runs without SSD"
-            logger.warning_once(f"This call {what}. {error}")
+            what = f"draws as transformers does. {problem}" if is_ar else f"runs without SSD. {error}"
+            logger.warning_once(f"This call {what}")
             return self._generate_plainly(kwargs)
         call = SSDCall(assistant, config, Recorder(config.mode, config.trace))
         output = super().generate(**{**kwargs, "assistant_model": call})
@@ -192,9 +196,10 @@ def make_custom_generate(
     config = SSDConfig.of(ssd_config)
 
     def ssd(model: PreTrainedModel, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
+        check_model("target", model)
         if config.mode != "ar":
             check_pair(model, assistant_model)
-            check_call(kwargs["generation_config"], kwargs)
+        check_call(kwargs["generation_config"], kwargs)
         call = SSDCall(assistant_model, config, Recorder(config.mode, config.trace))
         output = decode_speculatively(model, input_ids, call=call, streamer=streamer, **kwargs)
         model.ssd_stats = call.recorder.close()
@@ -226,6 +231,7 @@ def _check(
         raise UnsupportedError(
             f'`assistant_model` must be given for mode "{config.mode}", but got None. Pass one, or use mode "ar".'
         )
+    check_model("target", model)
     if assistant is not None:
         check_pair(model, assistant)
     generation_config = _generation_config(model, kwargs)

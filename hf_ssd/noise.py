@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -32,8 +32,7 @@ class GumbelNoise:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        low, high = seed & _MASK, seed >> 32 & _MASK
-        self._keys = _mix(_mix(low) + high * 0x27D4EB2F), _mix(_mix(high ^ 0x3C6EF372) + low * 0x165667B1)
+        self._keys = _keys_of(seed)
 
     def __call__(self, positions: Sequence[int], token_ids: torch.Tensor) -> torch.Tensor:
         """The noise of tokens at positions of the row.
@@ -85,9 +84,14 @@ def derive_seed(seed: int, index: int) -> int:
     """A seed for the row of this index in a batch. The first row's is `seed` itself, so that alone it gets the same."""
     if index == 0:
         return seed
-    first, second = GumbelNoise(seed)._keys
+    first, second = _keys_of(seed)
     low = _mix(first + index * 0x9E3779B9)
     return _mix(second + low * 0x85EBCA6B) << 32 | low
+
+
+def _keys_of(seed: int) -> tuple[int, int]:
+    low, high = seed & _MASK, seed >> 32 & _MASK
+    return _mix(_mix(low) + high * 0x27D4EB2F), _mix(_mix(high ^ 0x3C6EF372) + low * 0x165667B1)
 
 
 def _gumbel(hashed: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -110,10 +114,13 @@ def _hash_tokens(token_ids: torch.Tensor) -> torch.Tensor:
     return _signed(_mix(token_ids * 0x85EBCA6B)).to(torch.int32)
 
 
-@lru_cache(maxsize=8)
+@cache
 def _hash_vocabulary(size: int, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):  # it is kept for calls of any mode
-        return _hash_tokens(torch.arange(size, device=device))
+        hashed = _hash_tokens(torch.arange(size, device=device))
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # and for other streams
+    return hashed
 
 
 def _mix(x):  # type: ignore[no-untyped-def]

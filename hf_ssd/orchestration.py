@@ -66,29 +66,28 @@ def decode_speculatively(
     Returns:
         Token ids of shape `(batch_size, sequence_length)`, or a `GenerateDecoderOnlyOutput`.
     """
-    num_rows = input_ids.shape[0]
-    has_cache = getattr(model_kwargs.get(CACHE_KEY), "_is_user_defined", False)
-    seeds = _row_seeds(call.config.seed, num_rows) if generation_config.do_sample else [0] * num_rows
-    check_batch(num_rows, generation_config, has_cache=has_cache, has_streamer=streamer is not None)
-    recorder = call.recorder
-    rows = [
-        Row(
-            input_ids[index : index + 1],
-            num_padding=_count_padding(model_kwargs.get("attention_mask"), input_ids, index),
-            generation_config=generation_config,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            recorder=recorder,
-            rule=call.config.rule,
-            seed=seeds[index],
-            streamer=streamer,
-            index=index,
-            num_rows=num_rows,
-        )
-        for index in range(num_rows)
-    ]
+    num_rows, recorder = input_ids.shape[0], call.recorder
     decoder: RowDecoder | None = None
     try:
+        has_cache = getattr(model_kwargs.get(CACHE_KEY), "_is_user_defined", False)
+        seeds = _row_seeds(call.config.seed, num_rows) if generation_config.do_sample else [0] * num_rows
+        check_batch(num_rows, generation_config, has_cache=has_cache, has_streamer=streamer is not None)
+        rows = [
+            Row(
+                input_ids[index : index + 1],
+                num_padding=_count_padding(model_kwargs.get("attention_mask"), input_ids, index),
+                generation_config=generation_config,
+                logits_processor=logits_processor,
+                stopping_criteria=stopping_criteria,
+                recorder=recorder,
+                rule=call.config.rule,
+                seed=seeds[index],
+                streamer=streamer,
+                index=index,
+                num_rows=num_rows,
+            )
+            for index in range(num_rows)
+        ]
         with (
             _speculator(model, call) as speculator,
             _threads(_target_threads(call.config, speculator)) as restore_threads,

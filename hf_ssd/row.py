@@ -17,13 +17,17 @@ from .config import Rule
 from .noise import GumbelNoise, derive_seed
 from .protocol import DraftRequest, Speculator, SpeculatorError
 from .recorder import Recorder
-from .sampling import check_scores, looks_only_at_scores
+from .sampling import find_fault, looks_only_at_scores
 from .types import Outcome, RoundStats, Speculation
 from .verification import follow_tree, verify_block, verify_coupled, verify_token
 
 logger = logging.get_logger(__name__)
 
 VERIFIER = 2**32 - 1  # no row of a batch
+NO_TOKEN = -1  # where a logits processor failed
+
+
+Fault = tuple[int, Exception]
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,14 @@ class Decision:
         tokens: The kept tokens and the bonus token.
         scores: After all logits processors, of shape `(1, len(tokens), vocab_size)` or longer.
         logits: The same before.
+        fault: Which of the tokens there is none for after all, and why: only an error if the row comes so far.
     """
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
     scores: torch.Tensor
     logits: torch.Tensor
+    fault: Fault | None = None
 
     @property
     def node(self) -> int:
@@ -137,17 +143,18 @@ class Row:
                 `(1, num_draft_tokens + 1, vocab_size)`.
             speculation: The draft tokens.
 
-        Raises:
-            ValueError: If sampling has no scores to sample from.
         """
         return (self._decide_chain if speculation.is_chain else self._decide_tree)(raw_logits, speculation)
 
     def _decide_chain(self, raw_logits: torch.Tensor, speculation: Speculation) -> Decision:
         logits, scores = self._logits_and_scores(raw_logits)
         draft = self.input_ids.new_tensor([speculation.tokens]).view(1, len(speculation))
+        fault: Fault | None
         if not self.draws:
-            scores, choice_scores = self._process(scores, draft)
-            verdict = verify_coupled(choice_scores, draft)
+            scores, choice_scores, fault = self._process(scores, draft)
+            if fault is not None:
+                draft = draft[:, : fault[0]]
+            verdict = verify_coupled(choice_scores[:, : draft.shape[1] + 1], draft)
         else:
             draft_probs = speculation.draft_probs
             ends = [i for i, token in enumerate(speculation.tokens) if token in self._eos_ids]
@@ -155,18 +162,19 @@ class Row:
                 # After the end of the text there is nothing to be right about.
                 draft = draft[:, : ends[0] + 1]
                 draft_probs = None if draft_probs is None else draft_probs[: ends[0] + 1]
-            scores, _ = self._process(scores, draft)
+            scores, _, fault = self._process(scores, draft)
+            if fault is not None:
+                draft, draft_probs = draft[:, : fault[0]], None if draft_probs is None else draft_probs[: fault[0]]
             probs = scores[:, : draft.shape[1] + 1].softmax(dim=-1)
             # Rows that are no distribution come after a token that cannot be accepted, or else are found below.
             probs = probs.nan_to_num_(nan=1.0)
             q = None if draft_probs is None or not draft.shape[1] else draft_probs[None].to(probs.device)
             verify = verify_block if self.rule == "block" else verify_token
             verdict = verify(probs, q, draft, self._generator)
-        if self.config.do_sample:
-            accepted = slice(int(verdict.num_accepted) + 1)
-            check_scores(raw_logits[0, accepted], scores[0, accepted], self.input_ids.shape[1])
         path = tuple(range(int(verdict.num_accepted)))
-        return Decision(path, (*speculation.tokens[: len(path)], int(verdict.bonus_tokens)), scores, logits)
+        tokens = (*speculation.tokens[: len(path)], int(verdict.bonus_tokens))
+        accepted = slice(len(tokens))
+        return Decision(path, tokens, scores, logits, self._first(fault, raw_logits[0, accepted], scores[0, accepted]))
 
     def _decide_tree(self, raw_logits: torch.Tensor, speculation: Speculation) -> Decision:
         """Follows the target's choices down a tree."""
@@ -174,26 +182,37 @@ class Row:
         is_together = looks_only_at_scores(self.processors)
         depths = (0, *speculation.depths)
         if is_together:
-            scores, choice_scores = self._process(scores, self.input_ids.new_empty((1, 0)), depths)
+            scores, choice_scores, _ = self._process(scores, self.input_ids.new_empty((1, 0)), depths)
             choices = choice_scores[0].argmax(dim=-1).tolist()
         else:
             choices = scores[0].argmax(dim=-1).tolist()
+        faults: list[Fault] = []
 
         def choose(node: int, path: tuple[int, ...]) -> int:
             tokens = [speculation.tokens[index] for index in path]
             # After its end the text needs no processors: they might not know what to say.
             if not is_together and self._eos_ids.isdisjoint(tokens):
                 prefix = torch.cat([self.input_ids, self.input_ids.new_tensor([tokens])], dim=1)
-                scores[:, node + 1] = self._for_row(self.processors, prefix, scores[:, node + 1].clone())
+                try:
+                    scores[:, node + 1] = self._for_row(self.processors, prefix, scores[:, node + 1].clone())
+                except Exception as error:  # a caller's own code, perhaps about a text that ends before
+                    if not path:
+                        raise
+                    faults.append((len(path), error))
+                    return NO_TOKEN
                 choices[node + 1] = int(self._with_noise(scores[:, node + 1], [len(path)]).argmax())
             return int(choices[node + 1])
 
         path, bonus_token = follow_tree(choose, speculation.tokens, speculation.parents)
         rows = [0, *(index + 1 for index in path)]
-        if self.config.do_sample:
-            check_scores(raw_logits[0, rows], scores[0, rows], self.input_ids.shape[1])
         tokens = (*(speculation.tokens[index] for index in path), bonus_token)
-        return Decision(path, tokens, scores[:, rows], logits[:, rows])
+        fault = self._first(faults[0] if faults else None, raw_logits[0, rows], scores[0, rows])
+        return Decision(path, tokens, scores[:, rows], logits[:, rows], fault)
+
+    def _first(self, fault: Fault | None, raw_logits: torch.Tensor, scores: torch.Tensor) -> Fault | None:
+        """That fault, or an earlier one in what is sampled from."""
+        found = find_fault(raw_logits, scores, self.num_tokens) if self.config.do_sample else None
+        return min((each for each in (found, fault) if each is not None), key=lambda each: each[0], default=None)
 
     def _logits_and_scores(self, raw_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The logits in float32, and what processors may work on in place."""
@@ -202,8 +221,8 @@ class Row:
 
     def _process(
         self, scores: torch.Tensor, draft: torch.Tensor, depths: Sequence[int] | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The scores after all processors, and those that the target's choice is the largest of.
+    ) -> tuple[torch.Tensor, torch.Tensor, Fault | None]:
+        """The scores after all processors, those that the target's choice is the largest of, and where it failed.
 
         Args:
             scores: Logits of shape `(1, num_nodes, vocab_size)`.
@@ -215,12 +234,17 @@ class Row:
                 no_prefix = self.input_ids.new_empty((scores.shape[1], 0))
                 scores = self.processors(no_prefix, scores[0])[None]
             depths = range(scores.shape[1]) if depths is None else depths
-            return scores, self._with_noise(scores[0], depths)[None]
+            return scores, self._with_noise(scores[0], depths)[None], None
         processed = scores.clone()
         choice_scores = scores.clone() if self._noise is not None else processed
         for i in range(draft.shape[1] + 1):
             prefix = torch.cat([self.input_ids, draft[:, :i]], dim=1)
-            processed[:, i] = self._for_row(self.processors, prefix, scores[:, i])
+            try:
+                processed[:, i] = self._for_row(self.processors, prefix, scores[:, i])
+            except Exception as error:  # a caller's own code, perhaps about a text that ends before
+                if i == 0:
+                    raise
+                return processed, choice_scores, (i, error)
             if self._noise is not None:
                 choice_scores[:, i] = self._with_noise(processed[:, i], [i])
             if i == draft.shape[1]:
@@ -234,7 +258,7 @@ class Row:
                 is_last = choice_scores[0, i].argmax() != token
             if bool(is_last) or int(token) in self._eos_ids:
                 break
-        return processed, choice_scores
+        return processed, choice_scores, None
 
     def _with_noise(self, scores: torch.Tensor, depths: Sequence[int]) -> torch.Tensor:
         """Scores of shape `(num_nodes, vocab_size)`, with the noise of the token after each node."""
@@ -248,8 +272,14 @@ class Row:
         return batch[self.index : self.index + 1]
 
     def emit(self, decision: Decision) -> int:
-        """Appends tokens one by one, as plain decoding would, until one stops it. Returns how many that were."""
+        """Appends tokens one by one, as plain decoding would, until one stops it. Returns how many that were.
+
+        Raises:
+            ValueError: If sampling comes to scores that no token can be sampled from.
+        """
         for i, token in enumerate(decision.tokens):
+            if decision.fault is not None and decision.fault[0] == i:
+                raise decision.fault[1]
             new = self.input_ids.new_tensor([token])
             self.input_ids = torch.cat([self.input_ids, new[None]], dim=1)
             self.recorder.token()
@@ -281,6 +311,11 @@ class Link:
         self._speculator = speculator
         self._recorder = recorder
         self._on_degrade = on_degrade
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether there is a speculator, which has not failed."""
+        return self._speculator is not None
 
     def start(self, request: DraftRequest) -> None:
         """Begins the row: the assistant reads the prompt while the target does."""
@@ -323,6 +358,7 @@ def no_grad(hands_out_tensors: bool, model_kwargs: dict[str, Any]) -> Any:
 
 
 def round_stats(
+    row: int,
     received: Speculation,
     verified: Speculation,
     decision: Decision,
@@ -332,6 +368,7 @@ def round_stats(
 ) -> RoundStats:
     """The figures of one row's round: `verified` is what was left of `received`."""
     return RoundStats(
+        row=row,
         num_draft_tokens=len(verified),
         num_accepted=len(decision.path),
         num_reached=len(decision.path) + (decision.node - 1 in verified.parents),

@@ -63,35 +63,37 @@ def _run(processors: Sequence[Processor], input_ids: torch.Tensor, scores: torch
     return scores
 
 
-def check_scores(logits: torch.Tensor, scores: torch.Tensor, num_tokens: int) -> None:
-    """Refuses scores that no token can be sampled from.
+def find_fault(logits: torch.Tensor, scores: torch.Tensor, num_tokens: int) -> tuple[int, ValueError] | None:
+    """Looks for scores that no token can be sampled from.
 
     Args:
         logits: What the target gave for successive tokens, of shape `(num_positions, vocab_size)`.
         scores: The same after all logits processors.
-        num_tokens: Tokens of the row before the first of these.
+        num_tokens: Tokens of the row before the first of these, padding not counted.
 
-    Raises:
-        ValueError: If there is nothing to choose, or a score is no number. The message names the cause.
+    Returns:
+        The first position where there is nothing to choose, or a score is no number, and the error that says why.
     """
     best = scores.max(dim=-1).values
     if bool(best.isfinite().all()):
-        return
+        return None
     position = int((~best.isfinite()).nonzero()[0])
     after = f"after {num_tokens + position} tokens"
     if not bool(logits[position].max().isfinite()):
-        raise ValueError(
+        problem = (
             f"The target's logits {after} hold NaN or infinity, so no token can be sampled. Load the model in bfloat16 "
             "or float32 instead of float16, and check its weights."
         )
-    if best[position] == float("-inf"):
-        raise ValueError(
+    elif best[position] == float("-inf"):
+        problem = (
             f"The logits processors left no token to sample {after}: all scores are -inf. Leave one finite at least."
         )
-    raise ValueError(
-        f"The logits processors made scores NaN or infinite {after}. A `temperature` near 0 does that: use "
-        "`do_sample=False`."
-    )
+    else:
+        problem = (
+            f"The logits processors made scores NaN or infinite {after}. A `temperature` near 0 does that: use "
+            "`do_sample=False`."
+        )
+    return position, ValueError(problem)
 
 
 def draw(probs: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -134,6 +136,8 @@ class SaguaroLogitsProcessor(LogitsProcessor):
         if self.coefficient == 1.0:
             return scores
         counts = [self.fan_out] * len(scores) if isinstance(self.fan_out, int) else self.fan_out
+        if len(counts) != len(scores):
+            raise ValueError(f"`fan_out` must hold a number for each of {len(scores)} rows, but has {len(counts)}.")
         most = min(max(counts) + 1, scores.shape[1])
         likeliest = scores.topk(most, dim=1).indices
         is_meant = torch.arange(most, device=scores.device) <= torch.tensor(counts, device=scores.device)[:, None]
@@ -143,7 +147,7 @@ class SaguaroLogitsProcessor(LogitsProcessor):
 
 def with_temperature(processors: Sequence[Processor], temperature: float) -> list[Processor]:
     """`processors` with another temperature, which comes before what cuts tokens off, as in `generate()`."""
-    warper = generation.TemperatureLogitsWarper(temperature)
+    warper = generation.TemperatureLogitsWarper(float(temperature))
     others = [processor for processor in processors if type(processor) is not generation.TemperatureLogitsWarper]
     first = next((i for i, other in enumerate(others) if type(other) in SCORE_ONLY_PROCESSORS), len(others))
     return [*others[:first], warper, *others[first:]]

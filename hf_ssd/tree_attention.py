@@ -7,6 +7,7 @@ transformers repeats keys and values for every head.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,17 +30,34 @@ FEW_SCORES = 16_384  # for each head of keys; up to here one fused call is faste
 _CHANGE_SCORES = ("softcap", "position_bias", "s_aux")
 
 
+# Which configs have another attention for a while: its name, their own, and how many forwards need it.
+_IN_USE: dict[int, tuple[str, str, int]] = {}
+_CHANGED = threading.Condition()
+
+
 @contextmanager
 def use(config: PreTrainedConfig, name: str = NAME) -> Iterator[None]:
-    """Within it models of this config attend by a registered attention, by default this one. With masks of full width
-    this one changes nothing, so that other threads may run them meanwhile.
+    """Within it models of this config attend by a registered attention, by default this one.
+
+    Several threads may be within at once, as all of a model's forwards then run by it. With masks of full width this
+    one changes nothing, so that threads without it may run them meanwhile.
     """
-    own = config._attn_implementation
-    config._attn_implementation = name
+    key = id(config)
+    with _CHANGED:
+        _CHANGED.wait_for(lambda: key not in _IN_USE or _IN_USE[key][0] == name)
+        _, own, num_users = _IN_USE.get(key, (name, config._attn_implementation, 0))
+        _IN_USE[key] = (name, own, num_users + 1)
+        config._attn_implementation = name
     try:
         yield
     finally:
-        config._attn_implementation = own
+        with _CHANGED:
+            _, own, num_users = _IN_USE.pop(key)
+            if num_users > 1:
+                _IN_USE[key] = (name, own, num_users - 1)
+            else:
+                config._attn_implementation = own
+                _CHANGED.notify_all()
 
 
 def register() -> None:

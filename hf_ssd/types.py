@@ -144,6 +144,7 @@ class RoundStats:
         wait_ms: Time that the target stood still until the speculation was there.
         draft_ms: Forward passes of the assistant, hidden behind the target or not.
         num_draft_steps: Number of those forward passes.
+        row: Index of the row in its batch.
         num_reached: Positions at which draft tokens were tested: those accepted, and the one where none was right. By
             default that of a chain.
     """
@@ -158,6 +159,7 @@ class RoundStats:
     wait_ms: float = 0.0
     draft_ms: float = 0.0
     num_draft_steps: int = 0
+    row: int = 0
     num_reached: int = -1
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from broken_models import TakesItsTime
 from streamers import Listener
 from tiny_models import make_noisy, make_target, make_unrelated, padded_batch, prompt
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, MambaConfig, MambaForCausalLM
 from transformers.generation import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -22,9 +22,10 @@ from transformers.generation import (
 )
 
 from hf_ssd import SSDConfig, disable_ssd, enable_ssd
-from hf_ssd.generation import generate_with_ssd
+from hf_ssd.generation import generate_with_ssd, make_custom_generate
 from hf_ssd.noise import GumbelNoise, derive_seed
 from hf_ssd.runtime import pool
+from hf_ssd.vocabulary import UnsupportedError
 
 INLINE = {"backend": "inline", "num_assistant_tokens": 4}
 SAMPLING = {"do_sample": True, "top_k": 0, "max_new_tokens": 24}
@@ -183,6 +184,52 @@ class TestSeeds:
         enable_ssd(target, noisy, SSDConfig(**INLINE, seed=8))
         assert target.generate(prompt(6), **SAMPLING).tolist() == expected
         disable_ssd(target)
+
+
+class TestModeAr:
+    """It needs no assistant, and serves models that could not be assisted."""
+
+    def test_a_model_with_a_state_draws_as_transformers_does(self) -> None:
+        config = MambaConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, state_size=4, pad_token_id=0)
+        model = MambaForCausalLM(config).eval()
+        model.generation_config.eos_token_id = None
+        torch.manual_seed(0)
+        expected = model.generate(prompt(6, vocab_size=32), do_sample=True, max_new_tokens=5).tolist()
+        enable_ssd(model, None, {"mode": "ar"})
+        torch.manual_seed(0)
+        assert model.generate(prompt(6, vocab_size=32), do_sample=True, max_new_tokens=5).tolist() == expected
+        with pytest.raises(UnsupportedError, match=r"`seed` must be None for this call, but got 3.*recurrent state"):
+            model.generate(prompt(6), do_sample=True, ssd_config={"mode": "ar", "seed": 3})
+
+    @pytest.mark.parametrize("rule", ["token", "block"])
+    def test_a_seed_counts_under_every_rule(self, target, rule: str) -> None:
+        settings = {"mode": "ar", "verification": rule}
+        first, again, other = (sample(target, None, settings={**settings, "seed": seed}) for seed in (5, 5, 6))
+        assert first == again != other
+
+    def test_a_seed_that_cannot_count_is_refused(self, target) -> None:
+        with pytest.raises(UnsupportedError, match=r"`seed` must be None for this call, but got 3\. `use_cache`"):
+            sample(target, None, settings={"mode": "ar", "seed": 3}, use_cache=False)
+
+    def test_custom_generate_checks_too(self, target) -> None:
+        with pytest.raises(UnsupportedError, match="beam search"):
+            target.generate(
+                prompt(6), custom_generate=make_custom_generate(None, {"mode": "ar"}), num_beams=3, max_new_tokens=4
+            )
+
+
+def test_a_stream_ends_when_a_call_is_refused(target, noisy) -> None:
+    streamer = Listener()
+    with pytest.raises(ValueError, match="`seed` must be one number"):
+        sample(target, noisy, settings={"seed": (1, 2)}, streamer=streamer)
+    assert streamer.num_ends == 1
+
+
+def test_a_whole_number_is_a_temperature(target, noisy) -> None:
+    settings = {"seed": 0, "verification": "token", "assistant_temperature": 1}
+    assert sample(target, noisy, settings=settings) == sample(
+        target, noisy, settings={**settings, "assistant_temperature": 1.0}
+    )
 
 
 class TestScores:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tiny_models import make_noisy, make_target, prompt
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from hf_ssd import SSDConfig
 from hf_ssd.generation import generate_with_ssd
@@ -110,3 +110,35 @@ def test_without_the_noise_in_the_way_greedy_is_left_as_transformers_has_it() ->
         target, inputs=prompt(6), assistant_model=make_noisy(), ssd_config=config, do_sample=False, max_new_tokens=8
     )
     assert ids.tolist() == plain.tolist()
+
+
+class StopsAfter(StoppingCriteria):
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.num_tokens)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("mode", ["ssd", "sd"])
+class TestWhatIsNeverEmitted:
+    """A text may end before the place where scores fail. Plain decoding would never come there."""
+
+    def test_scores_after_a_stop(self, rule: str, mode: str) -> None:
+        for length in range(8, 14):
+            criteria = StoppingCriteriaList([StopsAfter(length)])
+            assert len(sample(rule, Only(after=length), mode=mode, stopping_criteria=criteria)) == length - 6
+
+    def test_a_processor_that_raises_after_a_stop(self, rule: str, mode: str) -> None:
+        class Raises(LogitsProcessor):
+            def __call__(self, input_ids, scores):
+                if input_ids.shape[1] >= 11:
+                    raise LookupError("the grammar has ended")
+                return scores
+
+        criteria = StoppingCriteriaList([StopsAfter(11)])
+        assert len(sample(rule, Raises(), mode=mode, stopping_criteria=criteria)) == 5
+        assert len(sample(rule, Raises(), mode=mode, stopping_criteria=criteria, do_sample=False)) == 5
+        with pytest.raises(LookupError, match="the grammar has ended"):
+            sample(rule, Raises(), mode=mode)

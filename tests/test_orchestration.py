@@ -53,12 +53,14 @@ class TestBatches:
         monkeypatch.setattr(Calibration, "update", lambda self, *args: None)
         monkeypatch.setattr(AcceptanceEstimate, "update", lambda self, *args: None)
         prompts = [prompt(3), prompt(9, seed=1)]
+        chains = SSDConfig(backend="inline", num_assistant_tokens=4, draft_tree_size=None)
         singles = []
         for ids in prompts:
-            ssd(target, noisy, inputs=ids)
-            singles += target.ssd_stats.rounds
-        ssd(target, noisy, **padded_batch(prompts))
-        assert [r.num_accepted for r in target.ssd_stats.rounds] == [r.num_accepted for r in singles]
+            ssd(target, noisy, chains, inputs=ids)
+            singles.append([r.num_accepted for r in target.ssd_stats.rounds])
+        ssd(target, noisy, chains, **padded_batch(prompts))
+        rows = [[r.num_accepted for r in target.ssd_stats.rounds if r.row == row] for row in range(2)]
+        assert rows == singles
 
     def test_several_sequences_differ_and_have_their_own_draws(self, target, noisy, prompt_ids) -> None:
         """TensorRT-LLM 19487: rows that share one random stream."""

@@ -45,6 +45,9 @@ class Oracle:
         self.num_trees = self.num_off_the_first_branch = 0
         self.requests: list[DraftRequest] = []
 
+    def another(self) -> Oracle:
+        return Oracle(self.texts, self.generator.randrange(1000), self.chance, self.num_nodes)
+
     def start(self, request: DraftRequest) -> None:
         self.requests.append(request)
         self.row = list(request.prompt_ids)
@@ -149,6 +152,11 @@ def only_near(batch_id: int, ids: torch.Tensor) -> list[int]:
 
 
 class TestRandomTrees:
+    @pytest.fixture(autouse=True)
+    def one_by_one(self, monkeypatch) -> None:
+        """Rows that are decoded together get chains."""
+        monkeypatch.setattr(orchestration, "decodes_together", lambda *args: False)
+
     @pytest.mark.parametrize("attention", ["eager", "sdpa"])
     @pytest.mark.parametrize("seed", range(3))
     def test_equal_to_plain(self, attention: str, seed: int, with_oracle) -> None:
@@ -373,7 +381,9 @@ class TestWhoTakesTrees:
     def test_calls(self, settings: dict, takes: bool, monkeypatch) -> None:
         target = make_target(attn_implementation="eager")
         requests, make = [], orchestration.draft_request
-        monkeypatch.setattr(orchestration, "draft_request", lambda *a: requests.append(make(*a)) or requests[-1])
+        monkeypatch.setattr(
+            orchestration, "draft_request", lambda *a, **k: requests.append(make(*a, **k)) or requests[-1]
+        )
         options = {"max_new_tokens": 8, "do_sample": False, **settings}
         generate_with_ssd(target, inputs=prompt(6), assistant_model=make_noisy(), ssd_config=CONFIG, **options)
         assert [request.takes_trees for request in requests] == [takes]

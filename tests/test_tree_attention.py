@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 import tiny_zoo
 import torch
 from tiny_models import VOCAB_SIZE, make_target
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 
 from hf_ssd import tree_attention
 from hf_ssd.drafting import AssistantModel
@@ -241,3 +242,23 @@ def test_capped_scores_are_left_to_the_models_own_attention() -> None:
     assert assistant.takes_trees
     assert not assistant.mask.omits_prefix
     assert model.config._attn_implementation == own
+
+
+def test_threads_may_use_it_at_once() -> None:
+    """The last one out puts the model's own attention back; one that needs another waits for that."""
+    config = LlamaConfig(attn_implementation="sdpa")
+    is_wrong = []
+
+    def run(name: str) -> None:
+        for _ in range(300):
+            with tree_attention.use(config, name):
+                if config._attn_implementation != name:
+                    is_wrong.append(name)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("first", "first", "second", "second")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not is_wrong
+    assert config._attn_implementation == "sdpa"

@@ -131,7 +131,9 @@ def _point(temperature: float, arm: ArmFigures, greedy_hit_rate: float | None) -
         coefficient=settings["saguaro_coefficient"],
         acceptance=rounds.acceptance,
         hit_rate=rounds.hit_rate,
-        hit_rate_to_greedy=rounds.hit_rate / greedy_hit_rate if rounds.hit_rate and greedy_hit_rate else None,
+        hit_rate_to_greedy=rounds.hit_rate / greedy_hit_rate
+        if rounds.hit_rate is not None and greedy_hit_rate
+        else None,
         tokens_per_round=rounds.tokens_per_round,
         tokens_per_s=speed,
         speed_up=arm.decode_ratios.get(AR) or arm.ratios.get(AR),

@@ -109,7 +109,6 @@ class DraftEngine:
                 work_together(self.assistant, [self._read_row()])
         self._pace.started()
 
-    @torch.inference_mode()
     def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> Speculation:
         """Answers an outcome: from the speculation cache, or by drafting just in time."""
         return work_together(self.assistant, [self.resolving(outcome, verify_ms)])[0]
@@ -141,7 +140,6 @@ class DraftEngine:
         self._send()
         return self._speculation(miss)
 
-    @torch.inference_mode()
     def deepen(self) -> bool:
         """Does one piece of pre-speculation: ranks outcomes, or runs a draft step.
 

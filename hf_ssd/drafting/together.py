@@ -27,6 +27,7 @@ class Projection:
 Work = Generator["Forward | Projection", torch.Tensor, T]
 
 
+@torch.inference_mode()
 def work_together(assistant: AssistantModel, works: Sequence[Work[T]]) -> list[T]:
     """Runs coroutines to their ends, and in each round does what all of them ask for.
 

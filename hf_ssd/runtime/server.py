@@ -129,7 +129,6 @@ class Server:
             self._channel.send(messages.Started(message.row))
         engine.start(request)
 
-    @torch.inference_mode()
     def _together(self, works: Mapping[int, Work[T]]) -> dict[int, T]:
         """Does the work of several rows, as far as they share an assistant in one go. A row that fails is given up."""
         rows_by_assistant: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Greedy verification of a token tree: follow the target's own choices down the tree."""
+"""The coupled rule on a token tree: follow the target's own choices down the tree."""
 
 from __future__ import annotations
 

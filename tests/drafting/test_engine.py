@@ -9,26 +9,19 @@ from typing import Any
 import pytest
 import tiny_zoo
 import torch
-from tiny_models import VOCAB_SIZE, make_noisy, prompt
+from drafting_requests import PROMPT, request
+from tiny_models import VOCAB_SIZE, make_noisy
 from transformers import LogitsProcessor, NoRepeatNGramLogitsProcessor, PreTrainedModel
 from transformers.generation import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper
 
 from hf_ssd import SSDConfig
-from hf_ssd.drafting import AssistantModel, DraftEngine, engine, pace, proposer
+from hf_ssd.drafting import AssistantModel, DraftEngine, Work, engine, pace, proposer
 from hf_ssd.drafting.draft_tree import Node
 from hf_ssd.noise import GumbelNoise
 from hf_ssd.planning import Event
-from hf_ssd.protocol import DraftRequest
 from hf_ssd.types import Miss, Origin, Outcome, Speculation
 
-PROMPT = tuple(prompt(6)[0].tolist())
 DEPTH = 4
-
-
-def request(config: SSDConfig, **fields: object) -> DraftRequest:
-    values = {"prompt_ids": PROMPT, "num_padding": 0, "vocab_size": VOCAB_SIZE, "do_sample": False}
-    values |= {"max_new_tokens": 10_000, "takes_trees": True, "processors": (), "seed": 0}
-    return DraftRequest(**{**values, "config": config, **fields})
 
 
 def config(**fields: object) -> SSDConfig:
@@ -562,9 +555,9 @@ class TestPace:
         ends, worth = [], []
         run, rates = driver.engine._run, driver.engine._pace.rates
 
-        def note(nodes: list[Node]) -> None:
+        def note(nodes: list[Node]) -> Work[None]:
             worth.append(sum(node.chance for node in nodes) * rates(0.7).ms_per_token)
-            run(nodes)
+            yield from run(nodes)
             ends.append(clock.now_s)
 
         driver.engine._run = note
