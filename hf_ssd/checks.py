@@ -85,7 +85,7 @@ def check_call(config: GenerationConfig, arguments: dict[str, Any]) -> None:
 
 
 def check_batch(num_rows: int, config: GenerationConfig, *, has_cache: bool, has_streamer: bool) -> None:
-    """Raises [`UnsupportedError`] for what works with one row only. Rows run one after the other."""
+    """Raises [`UnsupportedError`] for what works with one row only."""
     if num_rows == 1:
         return
     if has_streamer:
@@ -93,7 +93,7 @@ def check_batch(num_rows: int, config: GenerationConfig, *, has_cache: bool, has
     if has_cache:
         _refuse(f"A cache of your own must be for one row, but the call has {num_rows}, which grow differently.")
     if config.max_time is not None:
-        _refuse(f"`max_time` must be None for {num_rows} rows, which run one after the other.")
+        _refuse(f"`max_time` must be None for {num_rows} rows, which may run one after the other.")
     if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
         _refuse(f"`output_attentions` and `output_hidden_states` must be False for {num_rows} rows.")
 

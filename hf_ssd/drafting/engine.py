@@ -39,6 +39,9 @@ FIRST_LENGTH = 4  # draft tokens just in time, before anything has been measured
 class DraftEngine:
     """Drafts for one row at a time. It knows no process: whoever runs it calls `deepen` while a verification runs.
 
+    Inside it is a coroutine that asks for forwards and projections, so that engines of several rows may share them
+    ([`work_together`]).
+
     What may follow the row is one tree ([`Node`]): the speculation that is being verified, after each of its nodes the
     likely bonus tokens, and what was drafted after those. Each node has a chance to be reached. The assistant's cache
     holds the *trunk*, the tokens of the row, and after it the nodes that have been run, each of which sees the trunk
