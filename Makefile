@@ -25,10 +25,10 @@ compare: $(VENV)/.stamp-pair
 	$(VENV)/bin/hf-ssd compare $(ARGS)
 
 test: $(VENV)/.stamp-test
-	$(VENV)/bin/python -m pytest -m "not slow" $(ARGS)
+	$(VENV)/bin/python -m pytest -n auto --dist loadfile -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/.stamp-test
-	$(VENV)/bin/python -m pytest -m slow $(ARGS)
+	$(VENV)/bin/python -m pytest -n auto --dist loadfile -m slow $(ARGS)
 
 quality: $(VENV)/.stamp-test
 	$(VENV)/bin/ruff check .
@@ -37,7 +37,7 @@ quality: $(VENV)/.stamp-test
 	$(VENV)/bin/python -m pytest -q --doctest-modules --ignore=hf_ssd/custom_generate hf_ssd
 
 test-oldest: $(OLDEST)/.stamp
-	$(OLDEST)/bin/python -m pytest $(ARGS)
+	$(OLDEST)/bin/python -m pytest -n auto --dist loadfile $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist .mypy_cache .pytest_cache .ruff_cache
