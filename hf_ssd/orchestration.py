@@ -61,7 +61,9 @@ def decode_speculatively(
     tokenizer: Any = None,
     **model_kwargs: Any,
 ) -> Any:
-    """Decodes a batch, its rows together where the target allows that. The arguments are those that `generate()` prepares for a decoding method.
+    """Decodes a batch, its rows together where the target allows that.
+
+    The arguments are those that `generate()` prepares for a decoding method.
 
     Returns:
         Token ids of shape `(batch_size, sequence_length)`, or a `GenerateDecoderOnlyOutput`.

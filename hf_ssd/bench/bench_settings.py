@@ -30,6 +30,7 @@ class BenchSettings(RunSettings):
         temperatures: What to measure at; 0 decodes greedily.
         draft_lengths: What assisted generation is tried with, beside its defaults.
         variants: More SSD arms: fields of [`SSDConfig`] that differ from the SSD arm's, by the variant's name.
+        batch_sizes: Rows per call to measure throughput with, at the first temperature; none by default.
         replay: Whether to record rounds and try every fan-out on them.
         stop_at_eos: Let EOS end a text, as it does for a user. Otherwise it is a token like any other, so that all
             texts have `max_new_tokens` tokens in every arm.
@@ -49,6 +50,7 @@ class BenchSettings(RunSettings):
     temperatures: Sequence[float] = TEMPERATURES
     draft_lengths: Sequence[int] = DRAFT_LENGTHS
     variants: Mapping[str, Mapping[str, Any]] | None = None
+    batch_sizes: Sequence[int] = ()
     replay: bool = True
     stop_at_eos: bool = False
     arms: Sequence[str] = BENCH_ARM_NAMES
@@ -59,6 +61,8 @@ class BenchSettings(RunSettings):
         self._check_lengths()
         if not self.temperatures:
             raise ValueError("`temperatures` must hold at least one number, but is empty. 0 decodes greedily.")
+        if any(size < 1 for size in self.batch_sizes):
+            raise ValueError(f"`batch_sizes` must be at least 1, but got {list(self.batch_sizes)}.")
         for temperature in self.temperatures:
             check_temperature("temperatures", temperature)
         for name, values in (self.variants or {}).items():

@@ -23,6 +23,7 @@ from ..pairs import Pair
 from ..runtime import placement
 from ..trace import measure_overlap
 from .arms import PEER_METHODS, Arm, Inputs, Method, Runner, build_arms
+from .batches import BatchFigures, can_batch, measure_batches
 from .bench_settings import BenchSettings
 from .compare import generation_kwargs, load, measure_differences, trace
 from .encoding import encode
@@ -71,12 +72,13 @@ class Benchmark:
         self._num_steps = sum(
             len(schedule(self._arms_at(temperature), num_prompts, settings.repeats)) + settings.replay * num_prompts
             for temperature in settings.temperatures
-        )
+        ) + sum(self._num_batch_steps(size) for size in settings.batch_sizes)
         measurements, fan_outs = [], []
         for temperature in settings.temperatures:
             measurements.append(self._measure(temperature))
             if settings.replay:
                 fan_outs.append(self._try_fan_outs(temperature))
+        batches = tuple(map(self._measure_batches, settings.batch_sizes))
         stats = self._trace()
         return BenchResult(
             pair=names,
@@ -93,6 +95,7 @@ class Benchmark:
             environment=environment(),
             measurements=tuple(measurements),
             fan_outs=tuple(fan_outs),
+            batches=batches,
             trace=stats,
             overlap=None if stats is None else measure_overlap(stats),
         )
@@ -156,6 +159,27 @@ class Benchmark:
         lengths = [tokens["input_ids"].shape[1] for tokens in inputs]
         prompts = summarise_prompts(shown, lengths, {name: calls[arm] for name, arm in best.items()})
         return Measurement(temperature, arms, categories, prompts)
+
+    def _num_batch_steps(self, batch_size: int) -> int:
+        arms = [arm for arm in self._arms_at(self.settings.temperatures[0]) if can_batch(arm)]
+        return len(schedule(arms, -(-len(self._inputs) // batch_size), self.settings.repeats))
+
+    def _measure_batches(self, batch_size: int) -> BatchFigures:
+        """Times all arms that take several rows, at the first temperature."""
+        settings, temperature, first = self.settings, self.settings.temperatures[0], self._num_done
+        with self._runner(temperature) as runner:
+            figures = measure_batches(
+                runner,
+                self._arms_at(temperature),
+                self._inputs,
+                batch_size,
+                repeats=settings.repeats,
+                max_new_tokens=settings.max_new_tokens,
+                seed=settings.seed,
+                report=lambda what, done, _: self._say(temperature, what, first + done),
+            )
+        self._num_done += self._num_batch_steps(batch_size)
+        return figures
 
     def _try_fan_outs(self, temperature: float) -> FanOutFigures:
         """Records rounds on all prompts, then replays them."""

@@ -11,6 +11,7 @@ import numpy as np
 from ..metrics import SSDStats
 from ..trace import Overlap
 from .arms import Arm, Method
+from .batches import BatchFigures
 from .profile import Profile
 from .replay import FanOutFigures
 from .results import Calls, Difference, PromptResult, fastest_variants, summarise_arm, tokens_per_s
@@ -84,6 +85,7 @@ class BenchResult:
         environment: Hardware and versions.
         measurements: One per temperature.
         fan_outs: Hit rates of the fan-outs on recorded rounds; empty where none were recorded.
+        batches: Throughput by batch size; empty where none was asked for.
         trace: One more SSD call with its time line; `None` without an SSD arm. Not part of the JSON.
         overlap: How much of that call's drafting was hidden.
     """
@@ -95,6 +97,7 @@ class BenchResult:
     environment: Mapping[str, Any]
     measurements: Sequence[Measurement]
     fan_outs: Sequence[FanOutFigures] = ()
+    batches: Sequence[BatchFigures] = ()
     trace: SSDStats | None = None
     overlap: Overlap | None = None
 

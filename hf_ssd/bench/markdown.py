@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from .batches import BatchFigures
 from .figures import ALL, ArmFigures, BenchResult, Measurement
 from .replay import PER_INSTANCE, FanOutFigures
 from .settings import AR, AR_ALL_CORES, HF_ASSISTED, HF_ASSISTED_ALL_CORES, SSD
@@ -67,6 +68,8 @@ def write_report(result: BenchResult, plots: Sequence[tuple[str, str]] = ()) -> 
         parts += _measurement(measurement)
     if result.fan_outs:
         parts += ["## Fan-outs", "Hit rates on the same recorded rounds.", *map(_fan_outs, result.fan_outs)]
+    if result.batches:
+        parts += ["## Batches", *_batches(result.batches)]
     if plots:
         parts += ["## Plots", *(f"![{caption}]({name})" for name, caption in plots)]
     return "\n\n".join([*parts, "## How to read this", NOTES])
@@ -144,6 +147,36 @@ def _fan_outs(figures: FanOutFigures) -> str:
     ]
     headings = ["fan-out", *(f"B = {budget}" for budget in figures.budgets)]
     return f"{at}{figures.num_draft_tokens}:\n\n{table(headings, rates + leads)}"
+
+
+def _batches(batches: Sequence[BatchFigures]) -> list[str]:
+    """Tokens per second of all rows together by batch size, and how SSD came to them."""
+    names = list(batches[0].arms)
+    speeds = [
+        [str(each.batch_size), *(estimate(each.arms[name].tokens_per_s, 1) for name in names)] for each in batches
+    ]
+    latencies = [[str(each.batch_size), *(number(arm.latency_s, 1) for arm in each.arms.values())] for each in batches]
+    headings = ["rows", *map(title_of, names)]
+    parts = ["Tokens/s of all rows together, prefill included:", table(headings, speeds)]
+    parts += ["Seconds per call, the median:", table(headings, latencies)]
+    for name in names:
+        if all(each.arms[name].tokens_per_round is not None for each in batches):
+            rows = [
+                [
+                    str(each.batch_size),
+                    number(arm.tokens_per_round),
+                    number(arm.hit_rate),
+                    number(arm.verify_ms, 1),
+                    number(arm.wait_ms, 1),
+                    estimate(arm.ratios.get(AR)),
+                    estimate(arm.ratios.get(AR_ALL_CORES)),
+                ]
+                for each in batches
+                for arm in (each.arms[name],)
+            ]
+            columns = ["rows", "tokens/round of a row", "hit rate", "verify ms", "wait ms", "x AR", "x AR, all cores"]
+            parts += [f"The rounds of {title_of(name)}:", table(columns, rows)]
+    return parts
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..metrics import SSDStats
 from ..types import Span
+from .batches import BatchFigures
 from .figures import ALL, ArmFigures, BenchResult, Measurement
 from .replay import FanOutFigures
 from .settings import ALL_CORES, AR, HF_ASSISTED, HF_INT8, PROMPT_LOOKUP, SD, SSD
@@ -73,6 +74,7 @@ def write_plots(result: BenchResult, folder: Path) -> tuple[tuple[str, str], ...
         ("acceptance.png", "Acceptance by draft position", partial(plot_acceptance, result.measurements)),
         ("tokens_per_round.png", "Tokens per round over time", partial(plot_tokens_per_round, result.measurements)),
         ("fan_outs.png", "Hit rate against budget", partial(plot_fan_outs, result.fan_outs)),
+        ("batches.png", "Throughput against latency", partial(plot_batches, result.batches)),
         ("time_line.png", "Time line of both sides", partial(plot_time_line, result.trace)),
     ]
     written = []
@@ -190,6 +192,38 @@ def plot_fan_outs(fan_outs: Sequence[FanOutFigures]) -> Figure | None:
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("hit rate")
     figure.suptitle("Hit rate against budget, all fan-outs on the same rounds")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure
+
+
+def plot_batches(batches: Sequence[BatchFigures]) -> Figure | None:
+    """Lines: tokens per second of all rows against the batch size, and against the time of a call."""
+    if len(batches) < 2:
+        return None
+    figure, panels = _figure(10.0, 4.4, num_columns=2)
+    names = list(batches[0].arms)
+    for index, name in enumerate(names):
+        arms = [each.arms[name] for each in batches]
+        speeds = [arm.tokens_per_s.value for arm in arms]
+        colour, dashes = _arm_style(name, names)[0], "--" if name.endswith(ALL_CORES) else "-"
+        sizes, latencies = [float(each.batch_size) for each in batches], [arm.latency_s for arm in arms]
+        for axes, at in zip(panels, (sizes, latencies), strict=True):
+            axes.plot(at, speeds, color=colour, linestyle=dashes, marker=MARKERS[index % len(MARKERS)],
+                      label=title_of(name))  # fmt: skip
+        for arm, each in zip(arms, batches, strict=True):
+            panels[1].annotate(str(each.batch_size), (arm.latency_s, arm.tokens_per_s.value), xytext=(4, -10),
+                               textcoords="offset points", fontsize=8, color=colour)  # fmt: skip
+    panels[0].set_xscale("log", base=2)
+    panels[0].set_xticks([each.batch_size for each in batches], [str(each.batch_size) for each in batches])
+    panels[0].minorticks_off()
+    panels[0].set_xlabel("rows per call")
+    panels[0].set_ylabel("tokens/s, all rows")
+    panels[0].set_ylim(bottom=0)
+    panels[1].set_xlabel("seconds per call; numbers are rows")
+    for axes in panels:
+        axes.grid(alpha=0.3)
+    figure.suptitle("Throughput against batch size, and against latency")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return figure

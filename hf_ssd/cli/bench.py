@@ -71,6 +71,10 @@ def bench(
     draft_lengths: Annotated[
         str, typer.Option(help="Draft lengths (K) for assisted generation, beside its defaults.")
     ] = "3,5,8",
+    batch_sizes: Annotated[
+        str | None,
+        typer.Option(help="Also measure throughput with so many rows per call, with commas.", show_default=False),
+    ] = None,
     replay: Annotated[bool, typer.Option(help="Record rounds and try every fan-out on them.")] = True,
     target_threads: TargetThreads = None,
     assistant_threads: AssistantThreads = None,
@@ -107,6 +111,7 @@ def bench(
             arms=BENCH_ARM_NAMES if arms is None else split(arms),
             variants=dict(parse_variant(text) for text in variant or ()),
             draft_lengths=numbers("draft_lengths", draft_lengths, int),
+            batch_sizes=() if batch_sizes is None else numbers("batch_sizes", batch_sizes, int),
             replay=replay,
             target_threads=target_threads,
             assistant_threads=assistant_threads,
