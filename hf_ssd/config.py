@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-Mode = Literal["ssd", "sd", "ar"]
+Mode = Literal["ssd", "sd", "ar", "auto"]
 Backend = Literal["auto", "process", "stream", "inline"]
 Rule = Literal["coupled", "token", "block"]
 
-MODES = ("ssd", "sd", "ar")
+MODES = ("ssd", "sd", "ar", "auto")
 BACKENDS = ("auto", "process", "stream", "inline")
 FAN_OUTS = ("per_instance", "geometric", "uniform")
 VERIFICATIONS = ("auto", "coupled", "token", "block", "hierarchical")
@@ -24,7 +24,8 @@ class SSDConfig:
 
     Args:
         mode: `"ssd"` drafts for the likely outcomes while the target verifies, `"sd"` drafts only after each outcome
-            (the same code without the speculation cache), `"ar"` uses no assistant.
+            (the same code without the speculation cache), `"ar"` uses no assistant. `"auto"` tries the three on the
+            first calls and then takes the fastest, for each number of rows apart; `ssd_stats.mode` says which it was.
         verification: How sampled draft tokens are verified, each rule exactly. `"coupled"` lets both models share
             noise, so that a seed gives the same tokens in every mode, with any assistant and timing; token trees work
             under it. `"token"` accepts one by one (speculative sampling), `"block"` all together (alias

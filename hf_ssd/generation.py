@@ -7,7 +7,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from .compat import CACHE_KEY
 from .config import SSDConfig
 from .metrics import SSDStats
 from .orchestration import SSDCall, SSDGenerateOutput, decode_plainly, decode_speculatively, with_stats
+from .planning import ModePolicy
 from .protocol import SpeculatorError
 from .recorder import Recorder
 from .runtime.pool import start_worker
@@ -81,6 +82,21 @@ class SSDGenerationMixin(GenerationMixin):
             return super().generate(**kwargs)
         config = SSDConfig.of(ssd_config) if is_explicit or attached is None else attached.config
         assistant = kwargs.get("assistant_model") or (attached.assistant if attached else None)
+        if config.mode != "auto":
+            return self._generate_in_mode(config, assistant, kwargs, is_explicit=is_explicit)
+        policy = _POLICIES.setdefault(self, {}).setdefault(id(assistant), ModePolicy())
+        kind = _kind_of_call(self, kwargs)
+        mode = policy.choose(kind)
+        output = self._generate_in_mode(replace(config, mode=mode), assistant, kwargs, is_explicit=is_explicit)
+        if self.ssd_stats is not None and self.ssd_stats.mode == mode:
+            change = policy.learn(kind, mode, self.ssd_stats.num_tokens, self.ssd_stats.duration_s)
+            if change is not None:
+                logger.info(f'mode="auto" for {kind[0]} row(s): {change}.')
+        return output
+
+    def _generate_in_mode(
+        self, config: SSDConfig, assistant: PreTrainedModel | None, kwargs: dict[str, Any], *, is_explicit: bool
+    ) -> Any:
         is_ar = config.mode == "ar"
         if is_ar:
             assistant, kwargs = None, {**kwargs, "assistant_model": None}
@@ -194,6 +210,10 @@ def make_custom_generate(
         streamer: Gets the tokens. Give it to `generate()` too where it should see the prompt.
     """
     config = SSDConfig.of(ssd_config)
+    if config.mode == "auto":
+        raise ValueError(
+            '`mode` must be "ssd", "sd" or "ar" here, but got "auto", which remembers calls. Use enable_ssd.'
+        )
 
     def ssd(model: PreTrainedModel, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
         check_model("target", model)
@@ -243,6 +263,18 @@ def _check(
         num_rows = input_ids.shape[0] * (generation_config.num_return_sequences or 1)
         has_streamer = kwargs.get("streamer") is not None
         check_batch(num_rows, generation_config, has_cache=bool(caches), has_streamer=has_streamer)
+
+
+# By target and assistant: what calls with mode "auto" have shown.
+_POLICIES: weakref.WeakKeyDictionary[PreTrainedModel, dict[int, ModePolicy]] = weakref.WeakKeyDictionary()
+
+
+def _kind_of_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[int, bool]:
+    """What the fastest mode may depend on: the number of rows, and whether tokens are sampled."""
+    config = _generation_config(model, kwargs)
+    input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
+    num_prompts = 1 if input_ids is None else len(input_ids)
+    return num_prompts * (config.num_return_sequences or 1), bool(config.do_sample)
 
 
 def _generation_config(model: PreTrainedModel, kwargs: dict[str, Any]) -> GenerationConfig:

@@ -337,3 +337,21 @@ class TestNothingIsLeftBehind:
         )
         assert ids.tolist() == plain_ids
         assert not ids.requires_grad
+
+
+class TestModeAuto:
+    def test_tries_the_modes_and_gives_the_same_text_in_each(self, target, noisy, prompt_ids) -> None:
+        expected = target.generate(prompt_ids, **GREEDY).tolist()
+        enable_ssd(target, assistant_model=noisy, ssd_config=SSDConfig(mode="auto", backend="inline"))
+        modes = []
+        for _ in range(12):
+            assert target.generate(prompt_ids, **GREEDY).tolist() == expected
+            modes.append(target.ssd_stats.mode)
+        assert sorted(modes[:9]) == ["ar"] * 3 + ["sd"] * 3 + ["ssd"] * 3
+        assert len(set(modes[9:])) == 1
+        target.generate(prompt_ids, do_sample=True, max_new_tokens=10)  # another kind of call
+        assert target.ssd_stats.mode == "ssd"
+
+    def test_is_refused_where_calls_are_not_remembered(self, noisy) -> None:
+        with pytest.raises(ValueError, match='`mode` must be "ssd", "sd" or "ar" here'):
+            make_custom_generate(noisy, {"mode": "auto"})

@@ -4,6 +4,7 @@ from .acceptance import AcceptanceEstimate
 from .calibration import Calibration, Event
 from .fan_out import plan_fan_out
 from .linear_fit import LinearFit
+from .modes import ModePolicy
 from .planner import Rates, best_step, is_worth_verifying, step_width
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Calibration",
     "Event",
     "LinearFit",
+    "ModePolicy",
     "Rates",
     "best_step",
     "is_worth_verifying",
