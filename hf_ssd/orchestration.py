@@ -205,8 +205,6 @@ def draft_request(model: PreTrainedModel, row: Row, config: SSDConfig, *, takes_
         processors=tuple(processors),
         seed=row.seed,
         config=config,
-        index=row.index,
-        num_rows=row.num_rows,
     )
 
 

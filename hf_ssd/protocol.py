@@ -29,8 +29,6 @@ class DraftRequest:
         do_sample: Whether tokens are sampled.
         processors: Logits processors for the assistant, in order.
         seed: Seed of the row, of the noise or the draws.
-        index: Index of the row in its batch, which some processors go by.
-        num_rows: Size of that batch.
         config: Settings of the call.
     """
 
@@ -43,8 +41,6 @@ class DraftRequest:
     processors: Sequence[Processor]
     seed: int
     config: SSDConfig
-    index: int = 0
-    num_rows: int = 1
 
     @property
     def draws(self) -> bool:

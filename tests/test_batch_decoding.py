@@ -93,23 +93,6 @@ def test_a_row_is_accepted_as_much_as_alone(target, noisy) -> None:
         assert own == pytest.approx(single, rel=0.15)
 
 
-@pytest.mark.parametrize("backend", ["inline", "process"])
-@pytest.mark.parametrize("does_pad", [True, False], ids=["padded", "not padded"])
-def test_processors_of_the_batch_help_the_assistant_too(target, twin, backend: str, does_pad: bool) -> None:
-    """A target that is its own assistant is always right, if both see the same processors."""
-    prompts = [prompt(4), prompt(9 if does_pad else 4, seed=1)]
-
-    def allowed(row: int, ids: torch.Tensor) -> list[int]:
-        return [token for token in range(1, 64) if token % 2 == row]
-
-    kwargs = {"repetition_penalty": 1.6, "max_new_tokens": 40}
-    if backend == "inline":  # a function cannot go to another process
-        kwargs["prefix_allowed_tokens_fn"] = allowed
-    together(target, twin, prompts, settings={"backend": backend, "draft_tree_size": None}, **kwargs)
-    assert target.ssd_stats.acceptance == 1.0
-    pool.close_worker(twin)
-
-
 def test_scores_and_logits_are_each_rows_own(target, noisy) -> None:
     prompts = [prompt(4), prompt(9, seed=1)]
     batch = padded_batch(prompts)

@@ -190,9 +190,8 @@ def test_through_the_real_process(target, assistant, name: str, rule: str, sagua
     assert stats.degraded is None
     for others in ((1, 2), (0, 2), (0, 1)):
         assert p_value(counts.sum(others), probs.sum(others)) > LEAST_P_VALUE
-    # How many hits there are is the clock's business; under the coupled rule trees leave fewer rounds.
-    assert stats.num_misses > 2
-    assert stats.num_hits > 2 or rule == "coupled"
+    # How many of them are hits is the clock's business; above there are many of either.
+    assert stats.num_hits + stats.num_misses > 100
 
 
 def accept_always(target_probs, draft_probs, draft_tokens, generator):

@@ -9,7 +9,7 @@ import torch
 from transformers.utils import logging
 
 from ..protocol import DraftRequest
-from ..sampling import Processor, SaguaroLogitsProcessor, apply_processors, draw, looks_only_at_scores
+from ..sampling import SaguaroLogitsProcessor, apply_processors, draw, looks_only_at_scores
 from .assistant import AssistantModel
 from .draft_vocab import MAX_CONTEXT_TOKENS, DraftVocabulary, frequent_tokens, resolve_size
 from .together import Projection, Work
@@ -52,7 +52,6 @@ class Proposer:
     def __init__(self, assistant: AssistantModel, request: DraftRequest, vocabulary: DraftVocabulary | None) -> None:
         self.assistant = assistant
         self.vocab_size = request.vocab_size
-        self._index, self._num_rows = request.index, request.num_rows
         self._draws, self._noise = request.draws, request.noise
         self._saguaro_coefficient = request.config.saguaro_coefficient if request.do_sample else 1.0
         self.processors = list(request.processors)
@@ -193,7 +192,7 @@ class Proposer:
             rows = [torch.tensor([*self._padding, *prefix], dtype=torch.long, device=device) for prefix in prefixes]
         while self.processors:
             try:
-                return self._apply(self.processors, rows, logits.clone())
+                return apply_processors(self.processors, rows, logits.clone())
             except Exception as error:  # a caller's own code; verification applies it anyway
                 dropped = self._drop_failing(rows, logits)
                 logger.warning_once(
@@ -203,22 +202,10 @@ class Proposer:
                 )
         return logits
 
-    def _apply(
-        self, processors: Sequence[Processor], prefixes: Sequence[torch.Tensor], logits: torch.Tensor
-    ) -> torch.Tensor:
-        if self._num_rows == 1 or not self.reads_prefixes:
-            return apply_processors(processors, prefixes, logits)
-        # Some were made for a whole batch, or go by the row's index in it: show them one.
-        batches = [
-            apply_processors(processors, [prefix] * self._num_rows, row.repeat(self._num_rows, 1))
-            for prefix, row in zip(prefixes, logits, strict=True)
-        ]
-        return torch.stack([batch[self._index] for batch in batches])
-
     def _drop_failing(self, rows: Sequence[torch.Tensor], logits: torch.Tensor) -> str:
         for i, processor in enumerate(self.processors):
             try:
-                self._apply([processor], rows, logits.clone())
+                apply_processors([processor], rows, logits.clone())
             except Exception:
                 return type(self.processors.pop(i)).__name__
         return type(self.processors.pop()).__name__
