@@ -15,7 +15,7 @@ from .protocol import DraftRequest
 from .recorder import Recorder
 from .row import Decision, Link, Row, no_grad, round_stats
 from .target_trees import keeps_everything
-from .types import Outcome, Speculation
+from .types import Speculation
 
 # What a copy of the cache costs, in reads of it: each entry is read and written once, and lies in another place then.
 COPY_READS = 3
@@ -126,13 +126,12 @@ class BatchDecoder:
 
     def _send(self, decisions: Sequence[Decision], verify_ms: float | None = None) -> None:
         for (row, link), decision in zip(self._active, decisions, strict=True):
-            if decision.fault is None and not row.ends_with(decision.tokens):
-                link.send(Outcome(decision.node, decision.tokens[-1]), verify_ms)
+            link.send(row, decision, verify_ms)
 
     def _forward(self, speculations: Sequence[Speculation]) -> torch.Tensor:
         """Runs the last token of every row and its draft tokens, the rows filled up to the same number of tokens.
 
-        Effects: the cache and the mask have slots for all of them.
+        Effects: the cache has slots for all of them, which the mask gets in `_keep`.
 
         Returns:
             Logits of shape `(num_active, 1 + most draft tokens, vocab_size)`.
@@ -160,7 +159,6 @@ class BatchDecoder:
         with self.model._optimize_model_for_decode(), self._no_grad():
             outputs = self.model(**inputs, return_dict=True)
         self._cache = checked_cache(output_cache(outputs), self.model)
-        self._width = width
         logits: torch.Tensor = outputs.logits
         return logits
 
@@ -169,7 +167,8 @@ class BatchDecoder:
         most = max(num_kept)
         kept = torch.arange(most, device=self._mask.device) < torch.tensor(num_kept, device=self._mask.device)[:, None]
         with self._no_grad():
-            roll_back(self._cache, self._width - most)
+            num_new = self._cache.get_seq_length() - self._mask.shape[1]
+            roll_back(self._cache, num_new - most)
             self._mask = torch.cat([self._mask, kept.to(self._mask.dtype)], dim=1)
             num_slots = self._mask.shape[1]
             self._hole_reads += num_slots - int(self._mask.sum(dim=1).max())

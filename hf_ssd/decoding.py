@@ -12,9 +12,9 @@ from .compat import CACHE_KEY, extend_model_kwargs, output_cache
 from .kv_cache import checked_cache, keep_branch, roll_back, start_recording, stop_recording
 from .protocol import DraftRequest
 from .recorder import Recorder
-from .row import Decision, Link, Row, no_grad, round_stats
+from .row import Link, Row, no_grad, round_stats
 from .target_trees import Masks, attention_for, keeps_everything, masks_of, tree_inputs
-from .types import Outcome, Speculation
+from .types import Speculation
 
 
 class RowDecoder:
@@ -78,7 +78,7 @@ class RowDecoder:
             if self._is_drafting:
                 start_recording(checked_cache(output_cache(outputs), self.model))
             decision = self.row.decide(outputs.logits[:, -1:], Speculation())
-        self._send(decision)
+        self._link.send(self.row, decision)
         with self.recorder.span("emit"):
             num_emitted = self.row.emit(decision)
             self._keep_outputs(outputs, num_emitted, is_prefill=True)
@@ -93,7 +93,7 @@ class RowDecoder:
             outputs = self._forward(speculation)
             decision = self.row.decide(outputs.logits[:, -len(speculation) - 1 :], speculation)
         # Before anything else, so that the assistant works while the rest is done here.
-        self._send(decision, verify.ms)
+        self._link.send(self.row, decision, verify.ms)
         with self.recorder.span("emit"):
             num_emitted = self.row.emit(decision)
             cache = output_cache(outputs)
@@ -112,11 +112,6 @@ class RowDecoder:
         self.recorder.rounds.append(
             round_stats(self.row.index, received, speculation, decision, num_emitted, verify.ms, wait.ms)
         )
-
-    def _send(self, decision: Decision, verify_ms: float | None = None) -> None:
-        """Tells the outcome, unless the answer would be for nothing."""
-        if decision.fault is None and not self.row.ends_with(decision.tokens):
-            self._link.send(Outcome(decision.node, decision.tokens[-1]), verify_ms)
 
     def _forward(self, speculation: Speculation) -> Any:
         draft = self.row.input_ids.new_tensor([speculation.tokens])

@@ -107,6 +107,7 @@ def decode_speculatively(
                 for row in rows:
                     row_kwargs = _row_kwargs(model, model_kwargs, generation_config, row.index, num_rows)
                     decoder = RowDecoder(model, row, model_kwargs=row_kwargs, recorder=recorder)
+                    # Not asked where no tree is wanted: it takes a forward or two.
                     takes_trees = call.config.max_tree_tokens > 0 and call.config.mode != "ar" and decoder.takes_trees
                     request = draft_request(model, row, call.config, takes_trees=takes_trees)
                     decoder.run(Link(None if recorder.degraded else speculator, recorder, restore_threads), request)

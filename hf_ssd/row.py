@@ -26,7 +26,6 @@ logger = logging.get_logger(__name__)
 VERIFIER = 2**32 - 1  # no row of a batch
 NO_TOKEN = -1  # where a logits processor failed
 
-
 Fault = tuple[int, Exception]
 
 
@@ -142,33 +141,27 @@ class Row:
             raw_logits: The target's, after the last token and after each draft token, of shape
                 `(1, num_draft_tokens + 1, vocab_size)`.
             speculation: The draft tokens.
-
         """
         return (self._decide_chain if speculation.is_chain else self._decide_tree)(raw_logits, speculation)
 
     def _decide_chain(self, raw_logits: torch.Tensor, speculation: Speculation) -> Decision:
         logits, scores = self._logits_and_scores(raw_logits)
         draft = self.input_ids.new_tensor([speculation.tokens]).view(1, len(speculation))
-        fault: Fault | None
+        if self.draws:
+            # After the end of the text there is nothing to be right about.
+            ends = [index for index, token in enumerate(speculation.tokens) if token in self._eos_ids]
+            draft = draft[:, : ends[0] + 1] if ends else draft
+        scores, choice_scores, fault = self._process(scores, draft)
+        if fault is not None:
+            draft = draft[:, : fault[0]]
+        length = draft.shape[1]
         if not self.draws:
-            scores, choice_scores, fault = self._process(scores, draft)
-            if fault is not None:
-                draft = draft[:, : fault[0]]
-            verdict = verify_coupled(choice_scores[:, : draft.shape[1] + 1], draft)
+            verdict = verify_coupled(choice_scores[:, : length + 1], draft)
         else:
-            draft_probs = speculation.draft_probs
-            ends = [i for i, token in enumerate(speculation.tokens) if token in self._eos_ids]
-            if ends:
-                # After the end of the text there is nothing to be right about.
-                draft = draft[:, : ends[0] + 1]
-                draft_probs = None if draft_probs is None else draft_probs[: ends[0] + 1]
-            scores, _, fault = self._process(scores, draft)
-            if fault is not None:
-                draft, draft_probs = draft[:, : fault[0]], None if draft_probs is None else draft_probs[: fault[0]]
-            probs = scores[:, : draft.shape[1] + 1].softmax(dim=-1)
             # Rows that are no distribution come after a token that cannot be accepted, or else are found below.
-            probs = probs.nan_to_num_(nan=1.0)
-            q = None if draft_probs is None or not draft.shape[1] else draft_probs[None].to(probs.device)
+            probs = scores[:, : length + 1].softmax(dim=-1).nan_to_num_(nan=1.0)
+            q = speculation.draft_probs
+            q = None if q is None or not length else q[None, :length].to(probs.device)
             verify = verify_block if self.rule == "block" else verify_token
             verdict = verify(probs, q, draft, self._generator)
         path = tuple(range(int(verdict.num_accepted)))
@@ -321,9 +314,11 @@ class Link:
         """Begins the row: the assistant reads the prompt while the target does."""
         self._ask(lambda speculator: speculator.start(request))
 
-    def send(self, outcome: Outcome, verify_ms: float | None) -> None:
-        """Tells an outcome."""
-        self._ask(lambda speculator: speculator.resolve(outcome, verify_ms))
+    def send(self, row: Row, decision: Decision, verify_ms: float | None = None) -> None:
+        """Tells the outcome, unless the answer would be for nothing."""
+        if decision.fault is None and not row.ends_with(decision.tokens):
+            outcome = Outcome(decision.node, decision.tokens[-1])
+            self._ask(lambda speculator: speculator.resolve(outcome, verify_ms))
 
     def receive(self) -> Speculation:
         """The speculation that follows the latest outcome; an empty one where there is no speculator."""
