@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -89,9 +90,13 @@ class AssistantModel:
         tree_attention.register()
         packed.register()
         self.takes_trees = self._check_trees(omits_prefix=True) or self._check_trees(omits_prefix=False)
+
+    @cached_property
+    def packs_rows(self) -> bool:
+        """Whether tokens of several rows may share a forward. Tried when there are several for the first time."""
         # Where windows or layers of several kinds need other masks, rows are run one by one.
         has_one_mask = self.mask.window is None and not self.mask.layer_types
-        self.packs_rows = self.takes_trees and self.mask.omits_prefix and has_one_mask and self._check_packing()
+        return self.takes_trees and self.mask.omits_prefix and has_one_mask and self._check_packing()
 
     def new_cache(self) -> SlabCache:
         """An empty cache."""
