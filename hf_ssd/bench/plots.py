@@ -192,8 +192,7 @@ def plot_fan_outs(fan_outs: Sequence[FanOutFigures]) -> Figure | None:
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("hit rate")
     figure.suptitle("Hit rate against budget, all fan-outs on the same rounds")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    _legend_below(figure, panels[0])
     return figure
 
 
@@ -224,8 +223,7 @@ def plot_batches(batches: Sequence[BatchFigures]) -> Figure | None:
     for axes in panels:
         axes.grid(alpha=0.3)
     figure.suptitle("Throughput against batch size, and against latency")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    _legend_below(figure, panels[0])
     return figure
 
 
@@ -253,8 +251,7 @@ def plot_frontier(frontier: Frontier) -> Figure:
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("acceptance")
     figure.suptitle("Acceptance against hit rate; numbers are the coefficient C of Saguaro sampling")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    _legend_below(figure, panels[0])
     return figure
 
 
@@ -318,6 +315,12 @@ def _figure(width: float, height: float, *, num_rows: int = 1, num_columns: int 
     figure = Figure(figsize=(width, height), layout="constrained")
     panels = figure.subplots(num_rows, num_columns, sharey=True, squeeze=False)
     return figure, list(panels.flat)
+
+
+def _legend_below(figure: Figure, axes: Axes) -> None:
+    """What the lines of a panel are, in a row below all panels."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
 
 
 def _error_bars(axes: Axes, at: Sequence[float], estimates: Sequence[Estimate], colour: str = BLACK) -> None:

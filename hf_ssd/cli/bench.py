@@ -24,12 +24,12 @@ from .options import (
     Target,
     TargetThreads,
     Verification,
-    console,
     errors,
     numbers,
+    run_benchmark,
+    show_report,
     split,
     ssd_settings,
-    still,
 )
 
 if TYPE_CHECKING:
@@ -130,24 +130,12 @@ def bench(
 
 
 def _bench(settings: BenchSettings, as_json: bool) -> None:
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    from ..bench.benchmark import Benchmark
     from ..bench.files import write_files
     from ..bench.markdown import write_report
-    from ..bench.report import progress_bar
 
-    still()
-    if settings.out is not None:
-        settings.out.mkdir(parents=True, exist_ok=True)
-    with progress_bar(Console(stderr=True)) as progress:
-        result = Benchmark(settings, progress).run()
+    result = run_benchmark(settings)
     files = write_files(result, settings.out) if settings.out is not None else ()
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=2))
-        return
-    output = console(width=160)
-    output.print(Markdown(write_report(result)))
-    if files:
-        output.print(f"Written to {settings.out}: {', '.join(files)}.", highlight=False)
+    else:
+        show_report(write_report(result), 160, settings.out, files)

@@ -17,11 +17,11 @@ from .options import (
     Seed,
     Target,
     TargetThreads,
-    console,
     errors,
     numbers,
+    run_benchmark,
+    show_report,
     split,
-    still,
 )
 
 if TYPE_CHECKING:
@@ -85,24 +85,12 @@ def frontier(
 
 
 def _frontier(settings: BenchSettings, as_json: bool) -> None:
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    from ..bench.benchmark import Benchmark
     from ..bench.frontier import frontier_of
     from ..bench.frontier_report import write_frontier, write_frontier_files
-    from ..bench.report import progress_bar
 
-    still()
-    if settings.out is not None:
-        settings.out.mkdir(parents=True, exist_ok=True)
-    with progress_bar(Console(stderr=True)) as progress:
-        result = frontier_of(Benchmark(settings, progress).run())
+    result = frontier_of(run_benchmark(settings))
     files = write_frontier_files(result, settings.out) if settings.out is not None else ()
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=2))
-        return
-    output = console(width=130)
-    output.print(Markdown(write_frontier(result)))
-    if files:
-        output.print(f"Written to {settings.out}: {', '.join(files)}.", highlight=False)
+    else:
+        show_report(write_frontier(result), 130, settings.out, files)

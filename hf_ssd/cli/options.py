@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from ..bench.bench_settings import BenchSettings
+    from ..bench.figures import BenchResult
 
 Number = TypeVar("Number", int, float)
 
@@ -96,6 +100,30 @@ def ssd_settings(
         "draft_vocab_size": number_or("draft_vocab_size", draft_vocab_size, {"auto": "auto", "none": None}),
         "verification": verification,
     }
+
+
+def run_benchmark(settings: BenchSettings) -> BenchResult:
+    """Runs a benchmark under a progress bar. Its folder is made before, so that a bad one is no surprise after."""
+    from rich.console import Console
+
+    from ..bench.benchmark import Benchmark
+    from ..bench.report import progress_bar
+
+    still()
+    if settings.out is not None:
+        settings.out.mkdir(parents=True, exist_ok=True)
+    with progress_bar(Console(stderr=True)) as progress:
+        return Benchmark(settings, progress).run()
+
+
+def show_report(report: str, width: int, out: Path | None, files: Sequence[str]) -> None:
+    """Prints a report in Markdown, and which files were written."""
+    from rich.markdown import Markdown
+
+    output = console(width)
+    output.print(Markdown(report))
+    if files:
+        output.print(f"Written to {out}: {', '.join(files)}.", highlight=False)
 
 
 def still() -> None:
