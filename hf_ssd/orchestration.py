@@ -180,7 +180,9 @@ def _speculator(model: PreTrainedModel, call: SSDCall) -> contextlib.AbstractCon
 
 def _target_threads(config: SSDConfig, speculator: Speculator | None) -> int | None:
     """CPU threads of the target; `None` leaves them as they are."""
-    if speculator is None or speculator.threads is None:
+    if speculator is None:
+        return None
+    if speculator.threads is None:
         return config.target_threads
     return split_threads(config.target_threads, config.assistant_threads, available_cores())[0]
 

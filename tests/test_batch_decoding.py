@@ -16,9 +16,10 @@ from hf_ssd.drafting import AssistantModel, DraftEngine, work_together
 from hf_ssd.generation import generate_with_ssd
 from hf_ssd.kv_cache import compact_rows, select_rows
 from hf_ssd.runtime import pool
-from hf_ssd.types import Outcome
+from hf_ssd.types import Origin, Outcome
 
 EOS = [7, 11]
+JIT, COPIED, NOTHING = Origin.JUST_IN_TIME, Origin.NGRAM, Origin.NONE
 
 
 def together(target, assistant, prompts, *, seeds=None, **kwargs) -> list[list[int]]:
@@ -59,6 +60,22 @@ def test_every_row_is_as_alone(target, noisy, num_rows: int, is_sampled: bool) -
         rows = together(target, noisy, prompts, seeds=seeds, settings={"mode": mode}, **kwargs)
         assert_as_alone(rows, target, prompts, seeds=seeds, **kwargs)
     assert len({len(row) - row.count(0) for row in rows}) > 1 or num_rows == 2, "no row ended early"
+
+
+@pytest.mark.parametrize("backup", ["jit", "ngram", "none"])
+@pytest.mark.parametrize("is_sampled", [False, True], ids=["greedy", "coupled"])
+def test_whatever_answers_a_miss(target, noisy, backup: str, is_sampled: bool) -> None:
+    prompts = [prompt(1 + (5 * row) % 17, seed=row) for row in range(5)]
+    seeds = tuple(range(5)) if is_sampled else None
+    kwargs = {"max_new_tokens": 60, "eos_token_id": EOS}
+    for backend in ("inline", "process"):
+        rows = together(target, noisy, prompts, seeds=seeds, settings={"backup": backup, "backend": backend}, **kwargs)
+        stats = target.ssd_stats
+        answers = {round_.origin for round_ in stats.rounds if round_.miss is not None}
+        assert answers <= {"jit": {JIT, NOTHING}, "ngram": {COPIED, NOTHING}, "none": {NOTHING}}[backup]
+        assert answers
+        assert stats.num_hits
+        assert_as_alone(rows, target, prompts, seeds=seeds, **kwargs)
 
 
 @pytest.mark.parametrize("backend", ["process", "stream"])

@@ -20,6 +20,7 @@ HF_ASSISTED, HF_ASSISTED_ALL_CORES = "hf_assisted", "hf_assisted_all_cores"
 HF_INT8, HF_INT8_ALL_CORES = "hf_assisted_int8", "hf_assisted_int8_all_cores"
 PROMPT_LOOKUP, PROMPT_LOOKUP_ALL_CORES = "prompt_lookup", "prompt_lookup_all_cores"
 SD, SSD = "sd", "ssd"
+AUTO = "auto"  # SSD in mode "auto"; measured with batches
 ARM_NAMES = (AR, AR_ALL_CORES, HF_ASSISTED, HF_ASSISTED_ALL_CORES, SD, SSD)
 BENCH_ARM_NAMES = (
     AR,
