@@ -14,7 +14,7 @@ from .kv_cache import checked_cache, compact_rows, roll_back, select_rows, start
 from .protocol import DraftRequest
 from .recorder import Recorder
 from .row import Decision, Link, Row, no_grad, round_stats
-from .target_trees import keeps_everything
+from .target_trees import counts_slots, keeps_everything
 from .types import Speculation
 
 # What a copy of the cache costs, in reads of it: each entry is read and written once, and lies in another place then.
@@ -206,6 +206,7 @@ def decodes_together(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bo
         and (positions is None or positions.ndim == 2)
         and not has_other_tensors
         and keeps_everything(cache)
+        and not counts_slots(model)
         and model.config.get_text_config(decoder=True)._attn_implementation in ("eager", "sdpa")
         and "position_ids" in inspect.signature(model.forward).parameters
     )

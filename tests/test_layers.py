@@ -44,6 +44,7 @@ LAYERS = {
     "evaluation": 9,
     "bench": 9,
     "distill": 9,
+    "matrix": 9,
     "cli": 10,
     "": 11,  # hf_ssd itself, the public API
 }

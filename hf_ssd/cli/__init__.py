@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from .arguments import arguments
 from .bench import bench
 from .compare import compare
+from .families import families
 from .frontier import frontier
 from .predict import predict
 
@@ -20,6 +22,8 @@ app.command()(compare)
 app.command()(bench)
 app.command()(frontier)
 app.command()(predict)
+app.command()(families)
+app.command()(arguments)
 
 
 @app.command()
