@@ -44,7 +44,12 @@ def try_families(families: Sequence[Family], num_jobs: int, backend: Backend | N
         One result per family, in order. The first backend that fails is the result.
     """
     if num_jobs == 1:
-        yield from (_try_all(family, backend) for family in families)
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield from (_try_all(family, backend) for family in families)
+        finally:
+            torch.set_num_threads(num_threads)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_jobs, mp_context=context, initializer=_prepare) as pool:
