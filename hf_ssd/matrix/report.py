@@ -27,6 +27,8 @@ target and as an assistant.
 - *drafts ahead*: whether an assistant drafts for several outcomes at once; otherwise it drafts just in time.
 - *rows*: whether a target decodes the rows of a batch together.
 - *right*: share of the assistant's tokens that were right, greedily, with one row.
+
+`hf-ssd arguments` does the same for random arguments of `generate()`.
 """
 
 
