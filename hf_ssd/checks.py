@@ -77,9 +77,13 @@ def _cache_layers(model: PreTrainedModel) -> list[Any]:
 
 
 def _takes_cache(model: PreTrainedModel) -> bool:
-    # Of the class: what is put around an instance's forward need not name what it passes on.
-    parameters = inspect.signature(type(model).forward).parameters
-    return "input_ids" not in parameters or bool({CACHE_KEY, "past_key_values"} & parameters.keys())
+    # Of transformers' own classes: a class made from one need not name what it passes on.
+    forwards = [
+        inspect.signature(vars(each)["forward"]).parameters
+        for each in type(model).__mro__
+        if each.__module__.startswith("transformers.models.") and "forward" in vars(each)
+    ]
+    return not forwards or any({CACHE_KEY, "past_key_values"} & each.keys() for each in forwards)
 
 
 def check_call(config: GenerationConfig, arguments: dict[str, Any]) -> None:

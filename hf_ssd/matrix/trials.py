@@ -166,7 +166,7 @@ def _draft_for_itself(target: PreTrainedModel, twin: PreTrainedModel, backend: B
 def _refused(result: FamilyResult, target: PreTrainedModel, error: UnsupportedError) -> FamilyResult:
     """Also checks that it is refused as an assistant, by name, and that plain generation does work."""
     name = type(target).__name__
-    result = replace(result, result=REFUSED, reason=str(error))
+    result = replace(result, result=REFUSED, reason=str(error), attentions=())
     if name not in str(error):
         return replace(result, result=FAILS, reason=f"refused without its name: {error}")
     llama = Family("llama").make()
