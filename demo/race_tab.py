@@ -1,0 +1,237 @@
+"""The race tab: what its buttons do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import gradio as gr
+import pandas as pd
+
+from . import panels
+from .charts import COLORS, acceptance_by_position, hit_rate_over_time, tokens_per_round_over_time
+from .controls import Controls
+from .models import Models, Sessions
+from .race import Race, check_characters
+from .time_line import key, time_line
+
+# Drawing takes cores away from what is measured, so it is done seldom.
+REFRESH_S = 0.4
+STOP_TIMEOUT_S = 60.0
+
+EXAMPLES = {
+    "Code": "Write a Python function that checks whether a word is a palindrome, with a docstring and two asserts.",
+    "List": "List the months of the year with the number of days of each.",
+    "Copy": "Repeat this text twice, word for word: The assistant drafts, the target verifies, and nobody waits.",
+    "Count": "Count from one to thirty in words.",
+    "Chat": "Explain to a ten year old why the moon seems to change its shape over a month.",
+}
+
+
+class RaceTab:
+    """Prompt, panels, time line and charts, made where the object is made: inside a gradio layout.
+
+    Args:
+        models: Whose target runs.
+        sessions: Which page has which run.
+        last_stats: State for the `SSDStats` of the page's last SSD run.
+    """
+
+    def __init__(self, models: Models, sessions: Sessions, last_stats: gr.State) -> None:
+        self._models, self._sessions, self._last_stats = models, sessions, last_stats
+        self._history = gr.State([])
+        self._prompt_parts()
+        self._controls = Controls(models.options)
+        self._results()
+        self._connect()
+
+    def _prompt_parts(self) -> None:
+        with gr.Accordion("Conversation", open=False, elem_id="conversation"):
+            self._chat = gr.Chatbot(
+                [],
+                show_label=False,
+                height=260,
+                render_markdown=False,  # what a model wrote is shown as it is
+                latex_delimiters=[],
+                allow_tags=False,
+                allow_file_downloads=False,
+                buttons=[],
+                placeholder="Prompts and answers of this page. The next prompt continues them.",
+            )
+            self._new = gr.Button("New conversation", size="sm", elem_id="new-conversation")
+        self._prompt = gr.Textbox(
+            next(iter(EXAMPLES.values())),
+            label="Prompt",
+            info="Enter starts the race; Shift+Enter begins a new line.",
+            lines=2,
+            max_lines=8,
+            elem_id="prompt",
+        )
+        with gr.Row(elem_id="buttons"):
+            self._start = gr.Button("Race", variant="primary", elem_id="race", min_width=120)
+            self._stop = gr.Button("Stop", variant="stop", elem_id="stop", min_width=90)
+            self._replay = gr.Button("Replay side by side", elem_id="replay", min_width=160)
+            self._speed = gr.Radio(
+                [("1×", "1"), ("½×", "0.5"), ("¼×", "0.25")],
+                value="1",
+                label="Replay speed",
+                show_label=False,
+                container=False,
+                elem_id="replay-speed",
+                min_width=180,
+            )
+        gr.Examples(
+            [[text] for text in EXAMPLES.values()],
+            inputs=self._prompt,
+            example_labels=list(EXAMPLES),
+            label="Examples, from predictable to free. The more predictable a text, the more an assistant helps.",
+            elem_id="examples",
+            api_visibility="private",
+        )
+
+    def _results(self) -> None:
+        self._news = gr.HTML(panels.news(self._models.status, is_busy=True), elem_id="news")
+        self._arena = gr.HTML(panels.arena(None), elem_id="arena")
+        gr.HTML(panels.legend())
+        gr.Markdown(
+            "All arms use the same target, so they run one after the other and leave each other's cores alone. The "
+            "replay then shows them side by side, each token at the time at which it came.",
+            elem_classes="note",
+        )
+        with gr.Accordion("Time line and charts of this race", open=True, elem_id="charts"):
+            gr.HTML(key())
+            self._time_lines = gr.HTML('<p class="note">Run a race to see who worked when.</p>', elem_id="time-lines")
+            with gr.Row():
+                self._plots = [
+                    _plot("seconds", "tokens", "Tokens per round (mean of eight)", "plot-tokens"),
+                    _plot("seconds", "hit rate", "Hit rate (mean of eight rounds)", "plot-hits", y_lim=[0, 1]),
+                    _plot("position", "acceptance", "Acceptance by draft position", "plot-acceptance", y_lim=[0, 1]),
+                ]
+
+    def _connect(self) -> None:
+        outputs = [
+            self._news,
+            self._arena,
+            self._chat,
+            self._history,
+            self._start,
+            self._time_lines,
+            *self._plots,
+            self._last_stats,
+        ]
+        # One race at a time, on purpose: two would share the cores and both be measured wrong. Others queue and see
+        # their place, on the status line.
+        race = gr.on(
+            [self._start.click, self._prompt.submit],
+            self._race,
+            [self._prompt, self._history, *self._controls.components],
+            outputs,
+            concurrency_limit=1,
+            concurrency_id="race",
+            trigger_mode="once",
+            show_progress="minimal",
+            show_progress_on=self._news,
+            api_visibility="private",
+        )
+        race.then(None, self._speed, js="(speed) => window.ssdRace.play(speed)")
+        self._replay.click(None, self._speed, js="(speed) => window.ssdRace.play(speed)")
+        # A run ends by itself, with its figures; only one that still waits in the queue is cancelled.
+        self._stop.click(
+            self._ask_to_stop,
+            None,
+            self._news,
+            concurrency_limit=None,
+            show_progress="hidden",
+            api_visibility="private",
+        ).then(None, cancels=[race])
+        self._new.click(
+            lambda: ([], []),
+            None,
+            [self._chat, self._history],
+            show_progress="hidden",
+            concurrency_limit=None,
+            api_visibility="private",
+        )
+
+    def watch_loading(self) -> tuple[Any, Any]:
+        """A function that reports how loading goes, and its output."""
+
+        def watch() -> Iterator[str]:
+            while not self._models.is_ready and self._models.error is None:
+                yield panels.news(self._models.status, is_busy=True)
+                time.sleep(REFRESH_S)
+            yield panels.news(self._models.status, error=self._models.error)
+
+        return watch, self._news
+
+    def _ask_to_stop(self, request: gr.Request) -> Any:
+        if self._sessions.stop(str(request.session_hash), STOP_TIMEOUT_S):
+            return gr.skip()
+        return panels.news("Nothing is running.")
+
+    # gradio passes the request by its annotation, which has to come before the inputs of variable number.
+    def _race(self, request: gr.Request, prompt: str, history: list[dict[str, str]], *values: Any) -> Iterator[Any]:
+        session = str(request.session_hash)
+        messages = [*history, {"role": "user", "content": prompt}]
+        try:
+            settings = self._controls.settings(values)
+            check_characters(messages, self._models.options.max_prompt_tokens)
+        except (ValueError, TypeError) as error:
+            yield {self._news: panels.news("Not started.", error=str(error))}
+            return
+        race = Race(self._models, settings, messages, self._sessions.begin(session))
+        try:
+            done = self._models.submit(race.run)
+            yield {self._start: gr.update(interactive=False)}
+            while not done.done():
+                status = race.status if self._models.is_ready else self._models.status
+                yield {self._news: panels.news(status, is_busy=True), self._arena: panels.arena(race)}
+                time.sleep(REFRESH_S)
+            yield self._finished(race, prompt, history)
+        finally:
+            # Also when the page was closed in the middle: the run stops, and the next in the queue gets its turn.
+            race.stop.set()
+            self._sessions.end(session)
+
+    def _finished(self, race: Race, prompt: str, history: list[dict[str, str]]) -> dict[Any, Any]:
+        updates = {self._arena: panels.arena(race), self._start: gr.update(interactive=True)}
+        if race.error:
+            return updates | {self._news: panels.news("The race ended early.", error=race.error)}
+        answer = race.answer()
+        if answer:
+            history = [*history, {"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        lines = "".join(time_line(run.name, run.stats) for run in reversed(race.runs))
+        ssd = next((run.stats for run in race.runs if run.name == "SSD"), None)
+        return updates | {
+            self._news: panels.news(race.status, error=degraded(race), verdict=panels.verdict(race)),
+            self._chat: history,
+            self._history: history,
+            self._time_lines: lines or '<p class="note">Plain decoding has no rounds: nothing overlaps.</p>',
+            self._plots[0]: tokens_per_round_over_time(race.runs),
+            self._plots[1]: hit_rate_over_time(race.runs),
+            self._plots[2]: acceptance_by_position(race.runs),
+            self._last_stats: ssd if ssd is not None else gr.skip(),
+        }
+
+
+def degraded(race: Race) -> str | None:
+    """What became of an assistant that failed; the texts are right all the same."""
+    causes = {run.stats.degraded for run in race.runs if run.stats is not None and run.stats.degraded}
+    return f"The assistant failed, and the target went on alone. {' '.join(sorted(causes))}" if causes else None
+
+
+def _plot(x: str, y: str, title: str, elem_id: str, **kwargs: Any) -> gr.LinePlot:
+    return gr.LinePlot(
+        pd.DataFrame({x: pd.Series(dtype=float), y: pd.Series(dtype=float), "mode": pd.Series(dtype=str)}),
+        x=x,
+        y=y,
+        color="mode",
+        color_map=COLORS,
+        title=title,
+        height=260,
+        min_width=300,
+        elem_id=elem_id,
+        buttons=[],
+        **kwargs,
+    )
