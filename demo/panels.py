@@ -193,7 +193,7 @@ def reason(settings: RaceSettings) -> str:
 def legend() -> str:
     """What the marks of tokens mean."""
     items = "".join(
-        f'<li><span class="tok {source.value}">{name}</span> {escape(what)}</li>'
+        f'<li><span class="tok {source.value}">{name}</span>: {escape(what)}</li>'
         for source, (name, what) in LEGEND.items()
     )
     return f'<ul class="legend" aria-label="Where tokens came from">{items}</ul>'
@@ -211,8 +211,8 @@ def alert(message: str | None) -> str:
 
 def status_line(text: str, *, is_busy: bool) -> str:
     """What is going on."""
-    bar = "<progress aria-label='in progress'></progress>" if is_busy else ""
-    return f'<p class="status" role="status">{escape(text)} {bar}</p>'
+    # No moving bar: a browser on the same cores would take them from what is measured.
+    return f'<p class="status{" busy" if is_busy else ""}" role="status">{escape(text)}</p>'
 
 
 def number(value: float | None, digits: int, unit: str = "") -> str:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import gradio as gr
-import pandas as pd
 
 from . import panels
 from .charts import COLORS, acceptance_by_position, hit_rate_over_time, tokens_per_round_over_time
@@ -21,10 +20,11 @@ REFRESH_S = 0.4
 STOP_TIMEOUT_S = 60.0
 
 EXAMPLES = {
-    "Code": "Write a Python function that checks whether a word is a palindrome, with a docstring and two asserts.",
-    "List": "List the months of the year with the number of days of each.",
-    "Copy": "Repeat this text twice, word for word: The assistant drafts, the target verifies, and nobody waits.",
-    "Count": "Count from one to thirty in words.",
+    "Markup": "Write an HTML table of three fruits and their colours.",
+    "Code": "Write a Python function that adds two numbers, with a docstring.",
+    "Table": "Write the multiplication table of 7, from 7 x 1 to 7 x 20.",
+    "Count": "Count from 1 to 40.",
+    "Data": "Write a JSON object with five fields that describe a book.",
     "Chat": "Explain to a ten year old why the moon seems to change its shape over a month.",
 }
 
@@ -223,7 +223,7 @@ def degraded(race: Race) -> str | None:
 
 def _plot(x: str, y: str, title: str, elem_id: str, **kwargs: Any) -> gr.LinePlot:
     return gr.LinePlot(
-        pd.DataFrame({x: pd.Series(dtype=float), y: pd.Series(dtype=float), "mode": pd.Series(dtype=str)}),
+        None,
         x=x,
         y=y,
         color="mode",

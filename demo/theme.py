@@ -22,6 +22,10 @@ class DemoTheme(gr.themes.Base):
             font_mono=("ui-monospace", "Menlo", "DejaVu Sans Mono", "monospace"),
         )
         self.set(
+            body_text_color_subdued="*neutral_600",
+            body_text_color_subdued_dark="*neutral_300",
+            block_info_text_color="*neutral_600",
+            block_info_text_color_dark="*neutral_300",
             body_background_fill="*neutral_50",
             body_background_fill_dark="*neutral_950",
             block_background_fill="white",

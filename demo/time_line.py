@@ -124,9 +124,12 @@ def _answers(stats: SSDStats, x_of: object) -> Iterable[str]:
 def _sentence(stats: SSDStats) -> str:
     if not stats.speculator_spans:
         return "has no assistant: each forward of the target gives one token."
+    waited = f"the target waited {sum(each.wait_ms for each in stats.rounds):.0f} ms in all"
+    if stats.mode != "ssd":
+        return f"drafts only when the outcome is known: {waited}."
     overlap = measure_overlap(stats)
     hidden = 100 * (overlap.share_of_draft or 0.0)
-    text = f"{hidden:.0f} % of the assistant's {overlap.draft_ms:.0f} ms ran while the target computed"
-    if stats.mode == "ssd" and stats.hit_rate is not None:
-        text += f"; {stats.num_hits} hits, {stats.num_misses} misses"
-    return text + f"; the target waited {sum(each.wait_ms for each in stats.rounds):.0f} ms in all."
+    return (
+        f"drafted ahead for {overlap.draft_ms:.0f} ms, {hidden:.0f} % of it while the target computed; "
+        f"{stats.num_hits} hits, {stats.num_misses} misses; {waited}."
+    )

@@ -20,6 +20,22 @@
     }
   }
 
+  // Scrolls the text, and never the page, so that a token is in sight.
+  function follow(token) {
+    const box = token.closest(".tokens");
+    const below = token.offsetTop + token.offsetHeight - box.offsetTop - box.clientHeight;
+    if (below > box.scrollTop) box.scrollTop = below + 8;
+  }
+
+  // While a race runs the page draws each text anew: show its end.
+  function followRunning() {
+    if (frame) return;
+    for (const arm of arms()) {
+      const last = tokens(arm).at(-1);
+      if (last) follow(last);
+    }
+  }
+
   // All arms side by side, each token at the time at which it came.
   function play(speed) {
     stop();
@@ -50,9 +66,11 @@
     function step() {
       const now = (performance.now() - began) * rate;
       for (const lane of lanes) {
+        const before = lane.shown;
         while (lane.shown < lane.times.length && lane.times[lane.shown] <= now) {
           lane.toks[lane.shown++].classList.remove("later");
         }
+        if (lane.shown > before) follow(lane.toks[lane.shown - 1]);
         lane.fill.style.width = `${(100 * lane.shown) / lane.times.length}%`;
         const isOver = now >= lane.end;
         lane.state.textContent = isOver ? `${lane.word}, ${(lane.end / 1000).toFixed(2)} s` : `${(now / 1000).toFixed(1)} s`;
@@ -107,6 +125,16 @@
     all[next].scrollIntoView({ block: "nearest" });
     event.preventDefault();
   });
+
+  // The texts are not there yet when this script is read.
+  const watch = setInterval(() => {
+    const place = document.querySelector("#arena");
+    if (!place) return;
+    clearInterval(watch);
+    new MutationObserver((changes) => {
+      if (changes.some((change) => change.addedNodes.length)) followRunning();
+    }).observe(place, { childList: true, subtree: true });
+  }, 200);
 
   window.ssdRace = { play: playWhenDrawn };
 })();
