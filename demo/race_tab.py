@@ -168,7 +168,7 @@ class RaceTab:
     def _ask_to_stop(self, request: gr.Request) -> Any:
         if self._sessions.stop(str(request.session_hash), STOP_TIMEOUT_S):
             return gr.skip()
-        return panels.news("Nothing is running.")
+        return panels.news("Nothing of this page is running or waiting.")
 
     # gradio passes the request by its annotation, which has to come before the inputs of variable number.
     def _race(self, request: gr.Request, prompt: str, history: list[dict[str, str]], *values: Any) -> Iterator[Any]:
