@@ -8,7 +8,7 @@ import gradio as gr
 
 from .models import Models, Sessions
 from .options import DemoOptions
-from .race_tab import RaceTab
+from .race_tab import STATE_LIFE_S, RaceTab
 from .theme import DemoTheme, css, head
 from .what_if import what_if_tab
 
@@ -28,7 +28,7 @@ def build(models: Models) -> gr.Blocks:
     """
     sessions = Sessions()
     with gr.Blocks(title="hf_ssd: the race", analytics_enabled=False) as page:
-        last_stats = gr.State(None)
+        last_stats = gr.State(None, time_to_live=STATE_LIFE_S)
         gr.Markdown(INTRODUCTION, elem_id="introduction")
         with gr.Tabs():
             with gr.Tab("Race", id="race-tab"):

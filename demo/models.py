@@ -68,12 +68,8 @@ class Models:
         gc.collect()
         try:
             self.status = f"Loading target and assistant in {dtype} (the first time this takes half a minute) ..."
-            if self.options.target is None or self.options.assistant is None:
-                pair = embedded_pair(getattr(torch, dtype))
-            else:
-                pair = load_pair(self.options.target, self.options.assistant, dtype=getattr(torch, dtype))
-            self.status = "Starting the assistant's process ..."
-            enable_ssd(pair.target, assistant_model=pair.assistant)
+            pair = load(self.options, getattr(torch, dtype))
+            self.status = "Starting the assistant ..."
             warm_up(pair, SSDConfig())
         except Exception as error:
             self.error = str(error)
@@ -82,6 +78,20 @@ class Models:
         self._pair, self.dtype, self.is_ready = pair, dtype, True
         self.status = f"Ready: {self.options.title}, in {dtype} on {pair.target.device}."
         logger.info(self.status)
+
+
+def load(options: DemoOptions, dtype: torch.dtype) -> Any:
+    """The pair, with SSD enabled on its target."""
+    device = options.device
+    if device == "auto":
+        device = str(torch.accelerator.current_accelerator() or "cpu") if torch.accelerator.is_available() else "cpu"
+    if options.target is not None and options.assistant is not None:
+        device_map = None if device == "cpu" else device
+        return load_pair(options.target, options.assistant, dtype=dtype, device_map=device_map)
+    pair = embedded_pair(dtype)
+    pair.target.to(device)
+    enable_ssd(pair.target, assistant_model=pair.assistant)
+    return pair
 
 
 def warm_up(pair: Any, config: SSDConfig) -> Any:

@@ -15,6 +15,8 @@ class DemoOptions:
         target: Name or folder of the target; `None` is the embedded pair's.
         assistant: Name or folder of the assistant; `None` is the embedded pair's.
         dtype: Type of the weights that the page starts with. It can be changed there.
+        device: Where the target goes; `"auto"` is the accelerator, or the CPU where there is none. The assistant goes
+            where `SSDConfig.assistant_device` says.
         target_threads: What the page's control for the target's CPU threads starts with; `None` is "auto".
         assistant_threads: The same for the assistant.
         max_prompt_tokens: Most tokens of a prompt, the conversation before it included.
@@ -27,6 +29,7 @@ class DemoOptions:
     target: str | None = None
     assistant: str | None = None
     dtype: str = "bfloat16"
+    device: str = "auto"
     target_threads: int | None = None
     assistant_threads: int | None = None
     max_prompt_tokens: int = 1024

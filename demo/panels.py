@@ -95,7 +95,8 @@ def arena(race: Race | None, arms: Sequence[str] = tuple(WHAT_ARMS_DO)) -> str:
 def state_of(run: Run, race: Race) -> str:
     """One word on an arm."""
     if run.is_over:
-        return "stopped" if race.is_stopped and race.runs[-1] is run else "done"
+        begun = [each for each in race.runs if each.tape is not None]
+        return "stopped" if race.is_stopped and begun[-1] is run else "done"
     if race.is_over:
         return "not run" if run.tape is None else "stopped"
     return "waiting" if run.tape is None else "running"
@@ -113,7 +114,7 @@ def panel(run: Run, tokens: Sequence[Token], figures: Figures, state: str) -> st
         f'<p class="what">{WHAT_ARMS_DO[name]}</p>'
         f'<div class="tokens" tabindex="0" role="group" aria-label="Text of {name}. Arrow keys go through its tokens.">'
         f"{spans}{cursor}</div>"
-        '<p class="inspector" aria-live="polite">Point at a token, or use the arrow keys in the text.</p>'
+        '<p class="inspector">Point at a token, or use the arrow keys in the text.</p>'
         f'<div class="track" aria-hidden="true"><div class="fill"></div></div>'
         f'<dl class="figures">{figure_list(figures)}</dl></section>'
     )

@@ -14,7 +14,7 @@ from transformers.utils import logging
 from hf_ssd import SSDConfig, SSDStats
 
 from .models import Models, padding, warm_up
-from .tokens import StopWhenAsked, Tape, Token, read_tape
+from .tokens import StopWhenAsked, Tape, TextPieces, Token, read_tape
 
 logger = logging.get_logger(__name__)
 
@@ -61,6 +61,7 @@ class Run:
     Args:
         name: One of `ARMS`.
         tape: Its tokens so far; `None` before it begins.
+        text: What they add to the text.
         stats: Its figures, once it is over.
         probabilities: Of its tokens, once it is over.
         scores: What each token was chosen from, of shape `(num_tokens, vocab_size)`; dropped when the race is over.
@@ -68,6 +69,7 @@ class Run:
 
     name: str
     tape: Tape | None = None
+    text: TextPieces | None = None
     stats: SSDStats | None = None
     probabilities: tuple[float, ...] = ()
     scores: torch.Tensor | None = None
@@ -202,9 +204,11 @@ class Race:
         """The tokens of an arm so far."""
         if run.tape is None:
             return []
+        if run.text is None:
+            run.text = TextPieces(self.tokenizer)
         return read_tape(
             run.tape,
-            self.tokenizer,
+            run.text,
             has_rounds=run.name != "AR",
             is_over=run.is_over,
             probabilities=run.probabilities,

@@ -18,6 +18,7 @@ from .time_line import key, time_line
 # Drawing takes cores away from what is measured, so it is done seldom.
 REFRESH_S = 0.4
 STOP_TIMEOUT_S = 60.0
+STATE_LIFE_S = 3600  # of what a page that was left behind keeps in memory
 
 EXAMPLES = {
     "Markup": "Write an HTML table of three fruits and their colours.",
@@ -40,7 +41,7 @@ class RaceTab:
 
     def __init__(self, models: Models, sessions: Sessions, last_stats: gr.State) -> None:
         self._models, self._sessions, self._last_stats = models, sessions, last_stats
-        self._history = gr.State([])
+        self._history = gr.State([], time_to_live=STATE_LIFE_S)
         self._prompt_parts()
         self._controls = Controls(models.options)
         self._results()
@@ -184,9 +185,13 @@ class RaceTab:
         try:
             done = self._models.submit(race.run)
             yield {self._start: gr.update(interactive=False)}
+            told = ""
             while not done.done():
                 status = race.status if self._models.is_ready else self._models.status
-                yield {self._news: panels.news(status, is_busy=True), self._arena: panels.arena(race)}
+                # Only what is new: a screen reader reads out what changes.
+                news = {self._news: panels.news(status, is_busy=True)} if status != told else {}
+                yield {self._arena: panels.arena(race), **news}
+                told = status
                 time.sleep(REFRESH_S)
             yield self._finished(race, prompt, history)
         finally:

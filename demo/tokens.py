@@ -99,35 +99,51 @@ class StopWhenAsked(StoppingCriteria):
         return torch.full((input_ids.shape[0],), self._event.is_set(), dtype=torch.bool, device=input_ids.device)
 
 
-def split_text(tokenizer: Any, ids: Sequence[int], *, is_whole: bool = True) -> list[str]:
+class TextPieces:
     """What each token adds to the text. A character of several tokens comes with the last of them.
+
+    It goes on from where it was, so that a text that grows is decoded once: decoding takes time from the run.
 
     Args:
         tokenizer: Of the target.
-        ids: Tokens of the answer.
-        is_whole: Whether no more tokens follow, so that half a character is shown as such.
     """
-    pieces, before, start = [], "", 0
-    for end in range(1, len(ids) + 1):
-        text = tokenizer.decode(ids[start:end], skip_special_tokens=True)
-        if text.endswith(UNFINISHED) and not (is_whole and end == len(ids)):
-            pieces.append("")
-            continue
-        pieces.append(text[len(before) :])
-        # Decoding goes on from a few tokens back: some tokenizers drop a space at the beginning.
-        start = max(end - 4, start) if not text.endswith(UNFINISHED) else start
-        before = tokenizer.decode(ids[start:end], skip_special_tokens=True)
-    return pieces
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._pieces: list[str] = []
+        # What was decoded last, from which token on: some tokenizers drop a space at the beginning.
+        self._start, self._before = 0, ""
+
+    def extend(self, ids: Sequence[int], *, is_whole: bool) -> list[str]:
+        """The pieces of all tokens so far.
+
+        Args:
+            ids: Tokens of the answer; those that were given before are the first.
+            is_whole: Whether no more follow, so that half a character is shown as such.
+        """
+        for end in range(len(self._pieces) + 1, len(ids) + 1):
+            text = self._decode(ids[self._start : end])
+            if text.endswith(UNFINISHED) and not (is_whole and end == len(ids)):
+                self._pieces.append("")
+                continue
+            self._pieces.append(text[len(self._before) :])
+            if not text.endswith(UNFINISHED):
+                self._start = max(end - 4, self._start)
+            self._before = self._decode(ids[self._start : end])
+        return list(self._pieces)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def read_tape(
-    tape: Tape, tokenizer: Any, *, has_rounds: bool, is_over: bool, probabilities: Sequence[float] = ()
+    tape: Tape, text: TextPieces, *, has_rounds: bool, is_over: bool, probabilities: Sequence[float] = ()
 ) -> list[Token]:
     """The tokens so far.
 
     Args:
         tape: What was taken down.
-        tokenizer: Of the target.
+        text: Knows what the tokens before add to the text.
         has_rounds: Whether the arm has an assistant: without one each token is a forward of its own.
         is_over: Whether no more come.
         probabilities: Of the tokens, once they are known.
@@ -144,7 +160,7 @@ def read_tape(
             for place in range(each.stats.num_emitted):
                 sources[first + place] = source_of(each.stats, place)
                 notes[first + place] = describe(number, each.stats, place, following)
-    pieces = split_text(tokenizer, ids, is_whole=is_over)
+    pieces = text.extend(ids, is_whole=is_over)
     return [
         Token(
             pieces[index],

@@ -102,7 +102,9 @@
     const arm = token.closest(".arm");
     for (const other of arm.querySelectorAll(".tok.current")) other.classList.remove("current");
     token.classList.add("current");
-    arm.querySelector(".inspector").textContent = `${JSON.stringify(token.textContent)}: ${token.title}`;
+    const inspector = arm.querySelector(".inspector");
+    inspector.setAttribute("aria-live", "polite"); // not before: while a race runs the page draws it anew
+    inspector.textContent = `${JSON.stringify(token.textContent)}: ${token.title}`;
   }
 
   document.addEventListener("mouseover", (event) => {

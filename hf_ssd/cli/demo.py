@@ -19,6 +19,9 @@ def demo(
     target: Target = None,
     assistant: Assistant = None,
     dtype: Dtype = "bfloat16",
+    device: Annotated[
+        str, typer.Option(help='Device of the target, or "auto": the accelerator if there is one.')
+    ] = "auto",
     target_threads: TargetThreads = None,
     assistant_threads: AssistantThreads = None,
     max_prompt_tokens: Annotated[int, typer.Option(help="Most tokens of a prompt, the conversation included.")] = 1024,
@@ -39,6 +42,7 @@ def demo(
             target=target,
             assistant=assistant,
             dtype=dtype,
+            device=device,
             target_threads=target_threads,
             assistant_threads=assistant_threads,
             max_prompt_tokens=max_prompt_tokens,
@@ -60,8 +64,10 @@ def demo_package() -> Any:
     Raises:
         ImportError: If gradio is missing, or the demo.
     """
-    if find_spec("gradio") is None:
-        raise ImportError("`hf-ssd demo` needs gradio, which is not installed. Run: pip install 'hf-ssd[demo]'")
+    try:
+        import_module("gradio")
+    except ImportError as error:
+        raise ImportError(f"`hf-ssd demo` needs gradio ({error}). Run: pip install 'hf-ssd[demo]'") from error
     if find_spec(PACKAGE) is None:
         folder = Path(__file__).parents[2] / "demo"
         spec = spec_from_file_location(PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)])

@@ -198,7 +198,7 @@ def test_a_race_from_prompt_to_replay(visit):
     assert visit.count(".tok.later") == 0
     texts = visit.texts()
     assert list(texts) == ["AR", "SD", "SSD"]
-    assert "2, 3, 4" in texts["AR"].replace("\n", ", ")
+    assert re.search(r"2\D+3\D+4", texts["AR"])
     assert texts["AR"] == texts["SD"] == texts["SSD"]
     assert "All three texts are identical, token for token" in visit.news
     for arm in texts:

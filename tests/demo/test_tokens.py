@@ -4,10 +4,14 @@ import pytest
 import torch
 from tiny_pair import byte_tokenizer
 
-from demo.tokens import Source, Tape, describe, read_tape, source_of, split_text
+from demo.tokens import Source, Tape, TextPieces, describe, read_tape, source_of
 from hf_ssd import Miss, Origin, RoundStats
 
 TOKENIZER = byte_tokenizer()
+
+
+def split_text(ids: list[int], *, is_whole: bool = True) -> list[str]:
+    return TextPieces(TOKENIZER).extend(ids, is_whole=is_whole)
 
 
 def ids_of(text: str) -> list[int]:
@@ -16,20 +20,27 @@ def ids_of(text: str) -> list[int]:
 
 @pytest.mark.parametrize("text", ["plain words", "über Größe", "two 🎈🎈 and 中文", "  spaces\n\n\tkept ", ""])
 def test_pieces_are_the_text(text):
-    pieces = split_text(TOKENIZER, ids_of(text))
+    pieces = split_text(ids_of(text))
     assert len(pieces) == len(ids_of(text))
     assert "".join(pieces) == text
 
 
 def test_half_a_character_waits_for_the_rest():
     ids = ids_of("a🎈b")
-    assert split_text(TOKENIZER, ids[:3], is_whole=False) == ["a", "", ""]
-    assert split_text(TOKENIZER, ids, is_whole=False) == ["a", "", "", "", "🎈", "b"]
-    assert "".join(split_text(TOKENIZER, ids[:3])).startswith("a")
+    assert split_text(ids[:3], is_whole=False) == ["a", "", ""]
+    assert split_text(ids, is_whole=False) == ["a", "", "", "", "🎈", "b"]
+    assert "".join(split_text(ids[:3])).startswith("a")
+
+
+def test_a_text_that_grows_is_split_as_the_whole_is():
+    text, ids = TextPieces(TOKENIZER), ids_of("über 🎈🎈 Größe 中文!")
+    for end in range(len(ids)):
+        assert len(text.extend(ids[:end], is_whole=False)) == end
+    assert text.extend(ids, is_whole=True) == split_text(ids)
 
 
 def test_the_end_of_the_text_is_no_text():
-    assert split_text(TOKENIZER, [*ids_of("ab"), TOKENIZER.eos_token_id]) == ["a", "b", ""]
+    assert split_text([*ids_of("ab"), TOKENIZER.eos_token_id]) == ["a", "b", ""]
 
 
 def round_of(num_accepted: int, num_draft: int, origin: Origin, **fields) -> RoundStats:
@@ -60,7 +71,7 @@ def test_tokens_are_told_apart_by_origin():
         round_of(0, 0, Origin.NONE),
     ]
     tape = tape_of("abcdefg!", rounds)
-    tokens = read_tape(tape, TOKENIZER, has_rounds=True, is_over=False)
+    tokens = read_tape(tape, TextPieces(TOKENIZER), has_rounds=True, is_over=False)
     kinds = [token.source for token in tokens]
     # The first token, two from the backup and the bonus, one from the cache and the bonus, one alone, one unreported.
     assert kinds == [
@@ -82,7 +93,9 @@ def test_tokens_are_told_apart_by_origin():
 
 
 def test_plain_decoding_has_one_origin():
-    tokens = read_tape(tape_of("abc", []), TOKENIZER, has_rounds=False, is_over=True, probabilities=(0.5, 0.25, 1.0))
+    tokens = read_tape(
+        tape_of("abc", []), TextPieces(TOKENIZER), has_rounds=False, is_over=True, probabilities=(0.5, 0.25, 1.0)
+    )
     assert {token.source for token in tokens} == {Source.PLAIN}
     assert [token.probability for token in tokens] == [0.5, 0.25, 1.0]
 
