@@ -42,7 +42,7 @@ def build(models: Models) -> gr.Blocks:
             sessions.stop(str(request.session_hash))
 
         page.unload(leave)
-    # Nothing but the race waits for a race. Its own limit is 1; see there.
+    # For what is quick. The race has a limit of its own.
     return page.queue(default_concurrency_limit=8, max_size=32, api_open=False)
 
 

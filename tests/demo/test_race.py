@@ -100,6 +100,21 @@ def test_a_stop_ends_the_arm_that_runs_and_the_next_race_is_whole(models):
     assert run(models, RaceSettings(dtype="float32", max_new_tokens=10)).differences == ()
 
 
+def test_races_wait_for_each_other(models):
+    gate = threading.Event()
+    first = models.submit(gate.wait)
+    races = [Race(models, RaceSettings(dtype="float32", max_new_tokens=4), PROMPT, threading.Event()) for _ in range(3)]
+    done = [models.submit(race.run) for race in races]
+    assert [models.num_before(each) for each in (first, *done)] == [0, 1, 2, 3]
+    assert done[1].cancel()  # it had not begun
+    assert models.num_before(done[2]) == 2
+    gate.set()
+    done[2].result(60)
+    assert models.num_before(done[2]) == 0
+    assert races[0].status == races[2].status == "Done."
+    assert not races[1].is_over
+
+
 def test_what_goes_wrong_is_kept_for_the_page(models):
     race = run(models, RaceSettings(dtype="float32", sampling={"temperature": -1.0}))
     assert race.is_over
