@@ -66,7 +66,7 @@ class RaceTab:
             next(iter(EXAMPLES.values())),
             label="Prompt",
             info="Enter starts the race; Shift+Enter begins a new line.",
-            lines=2,
+            lines=1,  # with more, Enter would begin a new line
             max_lines=8,
             elem_id="prompt",
         )
