@@ -397,7 +397,8 @@ def test_keys_alone_will_do(visit):
 )
 def test_wide_dark_and_narrow(browser, server, picture, name, context):
     visit = Visit(browser, server.address, **context)
-    visit.set_number("max_new_tokens", 48)
+    visit.set_number("max_new_tokens", 96)
+    visit.set_choice("dtype", "bfloat16")  # what the page begins with where `--dtype` does not say otherwise
     visit.page.click("#settings > button")
     visit.race()
     visit.wait_replay()
