@@ -136,11 +136,11 @@ class Race:
         """Everything, in the thread that computes. What is raised is kept in `error`, for the page."""
         try:
             self._run()
+        except (ValueError, TypeError) as error:  # what the person asked for; the message says what to do
+            self.error = str(error)
         except Exception as error:
             logger.warning("A race ended early.", exc_info=True)
-            self.error = (
-                f"{error}" if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
-            )
+            self.error = f"{type(error).__name__}: {error}"
         finally:
             for run in self.runs:
                 run.scores = None

@@ -135,7 +135,8 @@ class Visit:
         self.settings()
         box = self.page.locator(f"#setting-{name} input")
         box.click()
-        option = self.page.locator(f"#setting-{name} [role=option][data-value='{value}']")
+        self.page.wait_for_selector("[role=option]")
+        option = self.page.get_by_role("option", name=value, exact=True)
         if option.count():
             option.click()
         else:
@@ -392,7 +393,7 @@ def test_keys_alone_will_do(visit):
     [
         ("race_light", {}),
         ("race_dark", {"color_scheme": "dark"}),
-        ("race_phone", {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 1.5, "has_touch": True}),
+        ("race_phone", {"viewport": {"width": 390, "height": 844}, "has_touch": True}),
     ],
 )
 def test_wide_dark_and_narrow(browser, server, picture, name, context):
