@@ -22,8 +22,8 @@ MOST_WAITING = 16
 STATE_LIFE_S = 3600  # of what a page that was left behind keeps in memory
 
 EXAMPLES = {
-    "Markup": "Write an HTML table of three fruits and their colours.",
     "Code": "Write a Python function that adds two numbers, with a docstring.",
+    "Markup": "Write an HTML table of three fruits and their colours.",
     "Table": "Write the multiplication table of 7, from 7 x 1 to 7 x 20.",
     "Count": "Count from 1 to 40.",
     "Data": "Write a JSON object with five fields that describe a book.",
@@ -104,10 +104,11 @@ class RaceTab:
         with gr.Accordion("Time line and charts of this race", open=True, elem_id="charts"):
             gr.HTML(key())
             self._time_lines = gr.HTML('<p class="note">Run a race to see who worked when.</p>', elem_id="time-lines")
+            gr.Markdown("Over time, each point is the mean of up to eight rounds.", elem_classes="note")
             with gr.Row():
                 self._plots = [
-                    _plot("seconds", "tokens", "Tokens per round (mean of eight)", "plot-tokens"),
-                    _plot("seconds", "hit rate", "Hit rate (mean of eight rounds)", "plot-hits", y_lim=[0, 1]),
+                    _plot("seconds", "tokens", "Tokens per round", "plot-tokens"),
+                    _plot("seconds", "hit rate", "Hit rate", "plot-hits", y_lim=[0, 1]),
                     _plot("position", "acceptance", "Acceptance by draft position", "plot-acceptance", y_lim=[0, 1]),
                 ]
 
