@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import tiny_zoo
 import torch
 from drafting_requests import request
 from tiny_models import make_noisy, make_target, padded_batch, prompt
@@ -95,6 +96,23 @@ def test_positions_do_not_drift(noisy, attention: str) -> None:
     prompts = [prompt(3), prompt(20, seed=1), prompt(9, seed=2)]
     rows = together(target, noisy, prompts, max_new_tokens=512)
     assert_as_alone(rows, target, prompts, max_new_tokens=512)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    "family", ["mistral, window of 8", "gemma2, mixed layers and capped logits", "gemma3, mixed layers"]
+)
+def test_windows_hold_in_a_batch(family: str, attention: str, monkeypatch) -> None:
+    """Rows with windows share forwards too, and are moved together whenever they came apart."""
+    target, assistant = (tiny_zoo.make(family, noise=noise, attn_implementation=attention) for noise in (0.0, 0.05))
+    moves = []
+    monkeypatch.setattr(batch_decoding, "compact_rows", lambda *args: moves.append(1) or compact_rows(*args))
+    prompts = [prompt(length, seed=length) for length in (3, 20, 9, 1)]
+    rows = together(target, assistant, prompts, max_new_tokens=60)
+    rounds = target.ssd_stats.rounds
+    assert_as_alone(rows, target, prompts, max_new_tokens=60)
+    assert len(moves) > 5
+    assert {round_.num_accepted for round_ in rounds} >= {0, 1, 2}
 
 
 def test_a_row_is_accepted_as_much_as_alone(target, noisy) -> None:
