@@ -40,8 +40,8 @@ class SSDConfig:
         draft_tree_size: Most draft tokens in one speculation where it is a tree, whose branches are K tokens long at
             most: greedy decoding with a target that takes a mask. `"auto"` lets the measured times decide how many
             pay; `None` drafts chains only.
-        ngram_drafts: Whether trees, and chains that are drafted after a miss, also get what followed earlier in the text
-            where it ended the same way.
+        ngram_drafts: Whether trees, and chains that are drafted after a miss, also get what followed earlier in the
+            text where it ended the same way.
         cache_budget: Outcomes that are prepared per round (B), the sum of the fan-out. `"auto"` lets the measured
             times and the outcomes' chances decide, step by step.
         fan_out: Which outcomes get the budget: `"per_instance"` the likeliest ones, `"geometric"` a number per
