@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import gradio as gr
@@ -22,7 +21,6 @@ WORDS: Mapping[str, Mapping[str, Any]] = {
     "target_threads": {"auto": None},
     "assistant_threads": {"auto": None},
 }
-BACKUPS = ("auto", "jit", "ngram", "none")
 
 
 class Controls:
@@ -155,10 +153,12 @@ class Controls:
             "Below 1: fewer accepted tokens, more hits when sampling.",
             step=0.05,
         )
-        if "backup" in {each.name for each in fields(SSDConfig)}:
-            self._dropdown(
-                "backup", BACKUPS, "Backup", "What answers after a miss: drafting just in time, n-grams, nothing."
-            )
+        self._dropdown(
+            "backup",
+            ("auto", "jit", "ngram", "none"),
+            "Backup",
+            "What answers a miss: drafting just in time, a copy of earlier text at once, or nothing.",
+        )
         self._dropdown(
             "draft_vocab_size",
             ("auto", "none", "4096", "16384"),
@@ -200,9 +200,7 @@ def race_settings(values: Mapping[str, Any]) -> RaceSettings:
     if not arms:
         raise ValueError("`modes` must hold at least one of AR, SD and SSD, but is empty. Tick one.")
     config = {name: _number_or_word(name, values[name]) for name in WORDS}
-    config |= {
-        name: values[name] for name in ("verification", "saguaro_coefficient", "seed", "backup") if name in values
-    }
+    config |= {name: values[name] for name in ("verification", "saguaro_coefficient", "seed", "backup")}
     config["fan_out"] = _fan_out(values["fan_out"])
     return RaceSettings(
         arms=arms,

@@ -18,7 +18,7 @@ WHAT_ARMS_DO = {
 LEGEND = {
     Source.CACHE: ("speculation cache", "drafted before the outcome was known (a hit)"),
     Source.BACKUP: ("backup", "drafted just in time, while the target waited"),
-    Source.NGRAM: ("n-gram backup", "copied from earlier text after a miss"),
+    Source.NGRAM: ("n-gram backup", "copied after a miss, from the text or from other outcomes' drafts"),
     Source.BONUS: ("bonus token", "the target's own, one per round"),
     Source.PLAIN: ("target alone", "no draft was verified with it"),
 }

@@ -180,7 +180,7 @@ def source_of(stats: RoundStats, place: int) -> Source:
         return Source.BONUS if stats.num_draft_tokens else Source.PLAIN
     if stats.origin is Origin.CACHE:
         return Source.CACHE
-    return Source.NGRAM if stats.origin.value == "ngram" else Source.BACKUP
+    return Source.NGRAM if stats.origin is Origin.NGRAM else Source.BACKUP
 
 
 def describe(number: int, stats: RoundStats, place: int, following: RoundStats | None) -> str:
