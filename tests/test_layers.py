@@ -19,6 +19,7 @@ LAYERS = {
     "compat": 1,
     "noise": 1,
     "sampling": 1,
+    "streaming": 1,
     "theory": 1,
     "vocabulary": 1,
     "kv_cache": 2,

@@ -6,6 +6,7 @@ import typer
 
 from .bench import bench
 from .compare import compare
+from .demo import demo
 from .frontier import frontier
 from .predict import predict
 
@@ -20,6 +21,7 @@ app.command()(compare)
 app.command()(bench)
 app.command()(frontier)
 app.command()(predict)
+app.command()(demo)
 
 
 @app.command()
