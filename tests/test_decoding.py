@@ -186,8 +186,9 @@ class TestProcessors:
     def test_they_help_the_assistant_too(self, target, shared_twin, prompt_ids) -> None:
         """A processor that never reached the assistant would show in the acceptance only."""
         for backend in ("inline", "process"):
-            # Chains: of a tree it is not always the likeliest token that is sent.
-            config = SSDConfig(backend=backend, num_assistant_tokens=4, draft_tree_size=None)
+            # Of a tree it is not always the likeliest token that is sent, and copied tokens are not the assistant's.
+            settings = {"num_assistant_tokens": 4, "draft_tree_size": None, "ngram_drafts": False, "backup": "jit"}
+            config = SSDConfig(backend=backend, **settings)
             stats = assert_equals_plain(
                 target, shared_twin, prompt_ids, config, max_new_tokens=60, logits_processor=using(Bans([1, 9]))
             )
