@@ -209,7 +209,10 @@ _OF_THE_TOKENS = ("attention_mask", "position_ids", CACHE_KEY)
 
 
 def decodes_together(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-    """Whether the rows of a call can share a forward: masks, positions and cache are such that rows may have holes."""
+    """Whether the rows of a call can share a forward: masks, positions and cache are such that rows may have holes.
+
+    Zeros of the mask must come first in each row, as padding on the left does: positions are counted from there.
+    """
     mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get(CACHE_KEY)
     positions = model_kwargs.get("position_ids")
     text_config = model.config.get_text_config(decoder=True)
@@ -219,7 +222,7 @@ def decodes_together(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bo
         if key not in _OF_THE_TOKENS
     )
     return (
-        (mask is None or mask.ndim == 2)
+        (mask is None or (mask.ndim == 2 and bool((mask.long().diff(dim=1) >= 0).all())))
         and (positions is None or positions.ndim == 2)
         and not has_other_tensors
         and (keeps_everything(cache) or (has_windows(cache) and not hasattr(text_config, "attention_chunk_size")))

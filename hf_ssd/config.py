@@ -50,8 +50,9 @@ class SSDConfig:
             budget.
         backup: What answers an outcome that was not prepared for: `"jit"` lets the assistant draft just in time, for
             which all rows wait, `"ngram"` copies at once what followed in the text, or in what was prepared for other
-            outcomes, `"none"` verifies the next token alone. `"auto"` chooses between the first two by the critical
-            batch size, the number of rows from which on not waiting wins, as measured (arXiv 2603.03251, theorem 17).
+            outcomes, `"none"` verifies the next token alone. `"auto"` chooses between the first and the second (without
+            `ngram_drafts` the third) by the critical batch size, the number of rows from which on not waiting wins, as
+            measured (arXiv 2603.03251, theorem 17). An assistant that cannot draft ahead drafts just in time.
         expected_acceptance: Chance that a draft token is accepted, believed until enough rounds were measured.
         power_law_exponent: `r` in "F prepared bonus tokens miss with probability F^-r".
         draft_vocab_size: Tokens that draft continuations are chosen from; outcomes always use the full vocabulary.

@@ -120,6 +120,24 @@ def test_windows_hold_in_a_batch(family: str, attention: str, monkeypatch) -> No
     assert {round_.num_accepted for round_ in rounds} >= {0, 1, 2}
 
 
+@pytest.mark.parametrize("family", [None, "mistral, window of 8"], ids=["llama", "windows"])
+@pytest.mark.parametrize("zeros", [[(0, 5, 8), (2, 9, 10)], [(0, 11, 14), (1, 13, 14)]], ids=["inside", "on the right"])
+def test_masks_with_zeros_elsewhere_than_on_the_left(target, noisy, family, zeros) -> None:
+    """Plain generate() counts positions from the mask; rows run one after the other then."""
+    models = (target, noisy) if family is None else (tiny_zoo.make(family, noise=noise) for noise in (0.0, 0.05))
+    target, assistant = models
+    ids = torch.cat([prompt(14, seed=seed) for seed in range(4)])
+    mask = torch.ones_like(ids)
+    for row, start, end in zeros:
+        mask[row, start:end] = 0
+    kwargs = {"attention_mask": mask, "max_new_tokens": 40, "do_sample": False}
+    expected = target.generate(ids, **kwargs)
+    found = generate_with_ssd(
+        target, inputs=ids, assistant_model=assistant, ssd_config=SSDConfig(backend="inline"), **kwargs
+    )
+    assert found.tolist() == expected.tolist()
+
+
 def test_a_row_is_accepted_as_much_as_alone(target, noisy) -> None:
     prompts = [prompt(5, seed=row) for row in range(6)]
     together(target, noisy, prompts, max_new_tokens=200, settings={"mode": "sd"})
