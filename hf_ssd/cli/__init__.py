@@ -6,6 +6,7 @@ import typer
 
 from .bench import bench
 from .compare import compare
+from .evaluate import evaluate
 from .frontier import frontier
 from .predict import predict
 
@@ -20,6 +21,7 @@ app.command()(compare)
 app.command()(bench)
 app.command()(frontier)
 app.command()(predict)
+app.command()(evaluate)
 
 
 @app.command()
