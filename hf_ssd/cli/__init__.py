@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from .bench import bench
+from .check_sampling import check_sampling
 from .compare import compare
 from .evaluate import evaluate
 from .frontier import frontier
@@ -22,6 +23,7 @@ app.command()(bench)
 app.command()(frontier)
 app.command()(predict)
 app.command()(evaluate)
+app.command()(check_sampling)
 
 
 @app.command()

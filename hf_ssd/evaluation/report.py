@@ -12,29 +12,32 @@ from .results import ClockFigures, Difference, Evaluation, TaskFigures
 
 MAX_SHOWN_DIFFERENCES = 40
 NOTES = """\
-- **AR** is transformers' `generate()`; **SD** and **SSD** are hf_ssd. **Score** is the mean over the items, **- AR** the
-  mean difference to AR on the same item; in brackets is the interval that it spans when items are drawn anew (bootstrap,
-  95 %).
+- **AR** is transformers' `generate()`; **SD** and **SSD** are hf_ssd. **Score** is the mean over the items, **- AR**
+  the mean difference to AR on the same item; in brackets is the interval that it spans when items are drawn anew
+  (bootstrap, 95 %).
 - **Same text** counts answers that are AR's token for token, end of text included; **same tokens** is the share of AR's
   tokens before a difference.
-- Scores, texts and differences come out the same when the run is repeated in float32, or was interrupted; what is under
-  *Speed* depends on the clock. In low precision how a near-tie falls depends on how many tokens are verified at once, and
-  that on the clock too: there, samples that were finished are the same.
+- Scores, texts and differences come out the same when the run is repeated in float32, or was interrupted; what is
+  under *Speed* depends on the clock. In low precision how a near-tie falls depends on how many tokens are verified at
+  once, and that on the clock too: there, samples that were finished are the same.
 """
 GAP_NOTES = """\
-**Gap** is that between the two highest logits that AR chose from at the first token that differs, **to the arm's token**
-how far that token is below AR's. **Steps** is this over the distance between neighbouring numbers of the precision at
-that size: a few steps are what rounding does.
+**Gap** is that between the two highest logits that AR chose from at the first token that differs, **to the arm's
+token** how far that token is below AR's. **Steps** is this over the distance between neighbouring numbers of the
+precision at that size: a few steps are what rounding does.
 """
 DRAW_NOTES = """\
-- **p, score** is the chance of a score this far from AR's by permutation of the samples of each item, **p, first tokens**
-  that of first tokens this different (total variation, by permutation). Both are for one comparison each.
+- **p, score** is the chance of a score this far from AR's by permutation of the samples of each item, **p, first
+  tokens** that of first tokens this different (total variation, by permutation). Both are for one comparison each.
 """
 
 
 def write_evaluation(result: Evaluation) -> str:
     """The report."""
-    parts = [f"# Accuracy: {result.pair['target']} with {result.pair['assistant']}, {result.dtype}", _conditions(result)]
+    parts = [
+        f"# Accuracy: {result.pair['target']} with {result.pair['assistant']}, {result.dtype}",
+        _conditions(result),
+    ]
     is_greedy = not result.generation["do_sample"]
     for task in dict.fromkeys(figures.task for figures in result.tasks):
         of_task = [figures for figures in result.tasks if figures.task == task]
@@ -68,8 +71,8 @@ def _conditions(result: Evaluation) -> str:
     sources = "; ".join(f"{name} from {source}" for name, source in result.suites.items())
     return (
         f"{name_temperature(temperature).capitalize()}{seeds}, up to {generation['max_new_tokens']} new tokens; "
-        f"{sources}. {machine['processor']}, {machine['available_cores']} cores; torch {machine['torch']}, transformers "
-        f"{machine['transformers']}, Python {machine['python']}, {machine['system']}."
+        f"{sources}. {machine['processor']}, {machine['available_cores']} cores; torch {machine['torch']}, "
+        f"transformers {machine['transformers']}, Python {machine['python']}, {machine['system']}."
     )
 
 
@@ -81,8 +84,10 @@ def _scores(figures: list[TaskFigures], is_greedy: bool) -> str:
             cells = [" of ".join(map(str, arm.identical)) if arm.identical else "-", number(arm.token_share, 3)]
         else:
             first = arm.first_tokens
-            cells = [number(arm.score_p_value, 3), number(first and first["permutation_p_value"], 3)]
-        rows.append([title_of(arm.arm), str(arm.num_items), estimate(arm.score, 3), estimate(arm.difference, 3), *cells])
+            cells = [number(arm.score_p_value, 3), number(first["permutation_p_value"] if first else None, 3)]
+        rows.append(
+            [title_of(arm.arm), str(arm.num_items), estimate(arm.score, 3), estimate(arm.difference, 3), *cells]
+        )
     return table(("", "items", "score", "- AR", *columns), rows)
 
 
@@ -92,8 +97,8 @@ def _summary(differences: tuple[Difference, ...]) -> str:
     if not gaps:
         return f"{len(differences)} texts end where AR's goes on, or go on where it ends."
     return (
-        f"{len(differences)} texts leave AR's. There, the arm's token is at most {max(gaps):.3g} below AR's in AR's own "
-        f"logits ({max(steps):.3g} steps), in the median {median(gaps):.3g} ({median(steps):.3g} steps)."
+        f"{len(differences)} texts leave AR's. There, the arm's token is at most {max(gaps):.3g} below AR's in AR's "
+        f"own logits ({max(steps):.3g} steps), in the median {median(gaps):.3g} ({median(steps):.3g} steps)."
     )
 
 

@@ -157,8 +157,8 @@ def _compare_draws(names: Sequence[str], own: Sequence[Sample], theirs: Sequence
         left, right = by_item.setdefault(name, ([], []))
         left.append(a.score)
         right.append(b.score)
-    _, p_value = mean_difference_test([left for left, _ in by_item.values()], [right for _, right in by_item.values()])
-    figures: dict[str, Any] = {"score_p_value": p_value}
+    test = mean_difference_test([left for left, _ in by_item.values()], [right for _, right in by_item.values()])
+    figures: dict[str, Any] = {"score_p_value": test.p_value}
     if len(own) > len(by_item):
         metric = load_metric("distribution_match")
         number = {name: index for index, name in enumerate(by_item)}
@@ -181,4 +181,3 @@ def _means(names: Sequence[str], values: Sequence[float]) -> list[float]:
 
 def _tokens_per_s(samples: Sequence[Sample]) -> float:
     return sum(len(sample.tokens) for sample in samples) / sum(sample.duration_s for sample in samples)
-

@@ -155,9 +155,7 @@ class Sampler:
         if step.arm not in self._warm:  # the assistant's process starts here, not in a timed call
             self._runner.run(step.arm, self._encode(step.item), WARM_UP_TOKENS)
             self._warm.add(step.arm)
-        call: Call = self._runner.run(
-            step.arm, self._encode(step.item), self._settings.max_new_tokens, seed_of(step)
-        )
+        call: Call = self._runner.run(step.arm, self._encode(step.item), self._settings.max_new_tokens, seed_of(step))
         text = self._tokenizer.decode(call.tokens, skip_special_tokens=True)
         score = TASKS[step.item.task].score(text, step.item)
         return Sample(

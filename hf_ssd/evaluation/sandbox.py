@@ -16,6 +16,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 CHILD = Path(__file__).parent / "sandbox_child.py"
 MAX_VERDICT_BYTES = 1 << 16
@@ -152,7 +153,7 @@ def _judge(lines: list[str], nonce: str, status: int, limits: Limits, *, timed_o
     return Outcome(False, errors[0] if errors else f"ended with status {status} before the last check", in_force)
 
 
-def _parse(line: str) -> dict[str, object]:
+def _parse(line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except json.JSONDecodeError:

@@ -1,6 +1,6 @@
-"""Runs one program and its checks, after giving up the right to do anything else. `sandbox.py` starts it as a script.
+"""Runs one program and its checks, after giving up the right to do anything else. A script that `sandbox.py` starts.
 
-It imports nothing but the standard library, and nothing of this package. What it gives up, each where the system has it:
+It imports nothing but the standard library. What it gives up, each where the system has it:
 
 - limits on CPU time, memory, file sizes and open files (`resource`; memory is not limited on macOS);
 - on Linux, x86-64 or ARM64: sockets, new processes and threads, signals to others and tracing (a seccomp filter);

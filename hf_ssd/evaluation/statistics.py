@@ -7,6 +7,7 @@ labels within each prompt, which is exact whatever the distribution and the stat
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,23 @@ Array = npt.NDArray[np.float64]
 
 NUM_PERMUTATIONS = 9999
 LEAST_EXPECTED = 5.0  # outcomes expected less often are pooled: the chi-square law is only good for larger ones
+
+
+@dataclass(frozen=True)
+class PermutationTest:
+    """A value, and what it comes to when the labels of two equal samplers are exchanged.
+
+    Args:
+        value: As it was observed.
+        p_value: How often exchanging labels gives a value at least this far out.
+        mean_if_equal: Mean over the exchanges.
+        sd_if_equal: Standard deviation over the exchanges.
+    """
+
+    value: float
+    p_value: float
+    mean_if_equal: float
+    sd_if_equal: float
 
 
 def count_outcomes(left: Sequence[Hashable], right: Sequence[Hashable]) -> tuple[Array, Array]:
@@ -61,17 +79,14 @@ def total_variation_test(
     right: Sequence[Sequence[Hashable]],
     num_permutations: int = NUM_PERMUTATIONS,
     seed: int = 0,
-) -> tuple[float, float]:
-    """Mean total variation over prompts, and how often it is at least that large when labels are exchanged.
+) -> PermutationTest:
+    """Mean total variation over prompts, and what exchanging the samplers' labels within each gives.
 
     Args:
         left: For each prompt the outcomes that one sampler drew.
         right: Those of the other.
         num_permutations: How often to exchange labels.
         seed: Seed of the exchanges.
-
-    Returns:
-        `(mean total variation, p-value)`.
     """
     observed, permuted = 0.0, np.zeros(num_permutations)
     for a, b, labels in _permutations(left, right, num_permutations, seed):
@@ -81,7 +96,7 @@ def total_variation_test(
         counts = (labels @ outcomes).astype(np.float64)  # whole numbers, which float32 holds exactly
         permuted += np.abs(counts / len(a) - (totals - counts) / len(b)).sum(axis=1) / 2 / len(left)
         observed += total_variation(a, b) / len(left)
-    return observed, _p_value(observed, permuted)
+    return _test(observed, permuted, _p_value(observed, permuted))
 
 
 def mean_difference_test(
@@ -89,25 +104,22 @@ def mean_difference_test(
     right: Sequence[Sequence[float]],
     num_permutations: int = NUM_PERMUTATIONS,
     seed: int = 0,
-) -> tuple[float, float]:
-    """Difference of the two samplers' means (left - right, over prompts), and its two-sided permutation p-value.
+) -> PermutationTest:
+    """Difference of the two samplers' means (left - right, over prompts), with a two-sided p-value.
 
     Args:
         left: For each prompt a figure of each sample of one sampler.
         right: Those of the other.
         num_permutations: How often to exchange labels.
         seed: Seed of the exchanges.
-
-    Returns:
-        `(difference, p-value)`.
     """
     observed, permuted = 0.0, np.zeros(num_permutations)
     for a, b, labels in _permutations(left, right, num_permutations, seed):
         values = np.asarray([*a, *b], dtype=np.float64)
         sums = labels.astype(np.float64) @ values
         permuted += (sums / len(a) - (values.sum() - sums) / len(b)) / len(left)
-        observed += (np.mean(a) - np.mean(b)) / len(left)
-    return float(observed), _p_value(abs(observed), np.abs(permuted))
+        observed += (np.mean(values[: len(a)]) - np.mean(values[len(a) :])) / len(left)
+    return _test(observed, permuted, _p_value(abs(observed), np.abs(permuted)))
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
@@ -133,6 +145,10 @@ def _permutations(
         labels = np.zeros((num_permutations, len(a) + len(b)), dtype=np.float32)
         labels[:, : len(a)] = 1
         yield a, b, generator.permuted(labels, axis=1)
+
+
+def _test(observed: float, permuted: Array, p_value: float) -> PermutationTest:
+    return PermutationTest(float(observed), p_value, float(permuted.mean()), float(permuted.std()))
 
 
 def _p_value(observed: float, permuted: Array) -> float:

@@ -53,7 +53,9 @@ def test_memory_is_limited() -> None:
     assert "MemoryError" in str(run_checks("x = bytearray(4 << 30)", "").error)
 
 
-@pytest.mark.parametrize("program", ["import sys; sys.exit(0)", "import os; os._exit(0)", "raise SystemExit", "exit(0)"])
+@pytest.mark.parametrize(
+    "program", ["import sys; sys.exit(0)", "import os; os._exit(0)", "raise SystemExit", "exit(0)"]
+)
 def test_leaving_early_is_no_pass(program: str) -> None:
     outcome = run_checks(program, "assert False")
     assert not outcome.passed
@@ -61,7 +63,10 @@ def test_leaving_early_is_no_pass(program: str) -> None:
 
 
 def test_a_verdict_without_the_nonce_is_no_pass() -> None:
-    program = "import os\nfor fd in range(3, 32):\n    try: os.write(fd, b'{\"nonce\": \"guess\"}\\n')\n    except OSError: pass\n"
+    program = (
+        "import os\nfor fd in range(3, 32):\n"
+        '    try: os.write(fd, b\'{"nonce": "guess"}\\n\')\n    except OSError: pass\n'
+    )
     assert not run_checks(program + "os._exit(0)", "").passed
 
 

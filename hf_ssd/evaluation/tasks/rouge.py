@@ -35,7 +35,9 @@ def _score(text: str, item: Item) -> Score:
 def _read_summarisation(row: Mapping[str, Any], index: int, where: str) -> Item | None:
     """Rows of CNN/DailyMail, or those of Spec-Bench that ask for a summary."""
     if "highlights" in row:
-        return Item("summarisation", str(index), SUMMARISE + text_of(row, "article", where), {"text": row["highlights"]})
+        return Item(
+            "summarisation", str(index), SUMMARISE + text_of(row, "article", where), {"text": row["highlights"]}
+        )
     if row.get("category") != SUMMARISATION_CATEGORY:
         return None
     prompt, reference = row["turns"][0], row["reference"][0]

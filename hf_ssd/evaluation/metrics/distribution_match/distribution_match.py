@@ -26,6 +26,7 @@ Args:
 
 Returns:
     total_variation: mean over the prompts, between 0 and 1.
+    total_variation_if_equal: what it comes to on average for two equal samplers of these draws.
     chi_square: the statistic, summed over the prompts; outcomes expected fewer than 5 times are pooled.
     degrees_of_freedom: those of the sum.
     chi_square_p_value: chance of a sum this large by the chi-square law.
@@ -70,14 +71,15 @@ class DistributionMatch(evaluate.Metric):
             right.append(tuple(reference[:num_tokens]))
         parts = [chi_square(left, right) for left, right in groups.values()]
         statistic, freedom = sum(part[0] for part in parts), sum(part[1] for part in parts)
-        distance, p_value = total_variation_test(
+        test = total_variation_test(
             [left for left, _ in groups.values()], [right for _, right in groups.values()], num_permutations, seed
         )
         return {
-            "total_variation": distance,
+            "total_variation": test.value,
+            "total_variation_if_equal": test.mean_if_equal,
             "chi_square": statistic,
             "degrees_of_freedom": freedom,
             "chi_square_p_value": chi_square_p_value(statistic, freedom),
-            "permutation_p_value": p_value,
+            "permutation_p_value": test.p_value,
             "num_prompts": len(groups),
         }

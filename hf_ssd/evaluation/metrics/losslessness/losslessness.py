@@ -27,7 +27,8 @@ Returns:
     identical_share: share of the texts that are the same.
     num_identical, num_texts: the counts behind it.
     token_share: share of the references' tokens that come before a difference.
-    first_differences: for each other text its `index`, the `position` of the first differing token, and the `gap` there.
+    first_differences: for each other text its `index`, the `position` of the first token that differs, and the
+        `gap` there.
 """
 _CITATION = """\
 @article{saguaro2026, title={Speculative Speculative Decoding}, journal={arXiv:2603.03251}, year={2026}}
