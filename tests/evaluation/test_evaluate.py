@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import evaluate
 import pytest
 import torch
 from tiny_pair import save_tiny_pair
@@ -30,12 +29,6 @@ CODE = {
 }
 COPIES = [{"text": "a b c"}, {"text": "d e f"}]
 NUM_CALLS = 3 * (3 + 1 + 2) + 3  # three arms on all items, and one more on the first of each task
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr(evaluate.config, "HF_MODULES_CACHE", folder / "modules")
 
 
 @pytest.fixture(scope="module")

@@ -28,13 +28,6 @@ print(json.dumps([metric.compute(), [path for path in sys.modules if path.starts
 """
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules are copied to a cache when they are loaded: not to the user's."""
-    monkeypatch.setattr(evaluate.config, "HF_MODULES_CACHE", tmp_path / "modules")
-    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", tmp_path / "metrics")
-
-
 @pytest.mark.parametrize("name", MODULE_NAMES)
 def test_every_module_says_what_it_is(name: str) -> None:
     metric = load_metric(name)
@@ -148,7 +141,8 @@ def test_evaluates_own_evaluator_takes_a_pipeline_with_ssd(tmp_path: Path) -> No
     measurement = tmp_path / "num_words" / "num_words.py"
     measurement.parent.mkdir()
     measurement.write_text(
-        "import datasets, evaluate\n"
+        "import datasets\n"
+        "import evaluate\n"
         "class NumWords(evaluate.Measurement):\n"
         "    def _info(self):\n"
         "        features = datasets.Features({'data': datasets.Value('string')})\n"
