@@ -10,7 +10,6 @@ from pathlib import Path
 
 import evaluate
 import pytest
-import torch
 from tiny_models import make_noisy, make_target, prompt
 
 import hf_ssd
@@ -130,36 +129,3 @@ def test_acceptance_without_an_assistant_has_no_rates() -> None:
         "acceptance_by_position": [],
         "hit_rate": None,
     }
-
-
-def test_evaluates_own_evaluator_takes_a_pipeline_with_ssd(tmp_path: Path) -> None:
-    """`evaluate`'s evaluator calls a pipeline, so it needs nothing from us."""
-    from datasets import Dataset
-    from tiny_models import tiny_tokenizer
-    from transformers import pipeline
-
-    measurement = tmp_path / "num_words" / "num_words.py"
-    measurement.parent.mkdir()
-    measurement.write_text(
-        "import datasets\n"
-        "import evaluate\n"
-        "class NumWords(evaluate.Measurement):\n"
-        "    def _info(self):\n"
-        "        features = datasets.Features({'data': datasets.Value('string')})\n"
-        "        return evaluate.MeasurementInfo(description='', citation='', features=features)\n"
-        "    def _compute(self, data):\n"
-        "        return {'num_words': sum(len(text.split()) for text in data)}\n"
-    )
-    target, assistant = make_target(), make_noisy()
-    texts = Dataset.from_dict({"text": ["w5 w6 w7", "w8 w9"]})
-    results = []
-    for is_ssd in (False, True):
-        if is_ssd:
-            enable_ssd(target, assistant_model=assistant, ssd_config=SSDConfig(backend="inline"))
-        generate = pipeline("text-generation", model=target, tokenizer=tiny_tokenizer(), max_new_tokens=8)
-        evaluator = evaluate.evaluator("text-generation")
-        metric = evaluate.load(str(measurement.parent), keep_in_memory=True)
-        results.append(evaluator.compute(generate, data=texts, metric=metric)["num_words"])
-    assert results[0] == results[1] > 5
-    assert target.ssd_stats.mode == "ssd"
-    assert torch.get_num_threads() >= 1
