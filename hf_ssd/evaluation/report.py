@@ -14,7 +14,7 @@ MAX_SHOWN_DIFFERENCES = 40
 NOTES = """\
 - **AR** is transformers' `generate()`; **SD** and **SSD** are hf_ssd. **Score** is the mean over the items, **- AR**
   the mean difference to AR on the same item; in brackets is the interval that it spans when items are drawn anew
-  (bootstrap, 95 %).
+  (bootstrap, 95 %). Speeds are medians over the answers.
 - **Same text** counts answers that are AR's token for token, end of text included; **same tokens** is the share of AR's
   tokens before a difference.
 - Scores, texts and differences come out the same when the run is repeated in float32, or was interrupted; what is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,8 @@ class ClockFigures:
 
     Args:
         arm: Name of the arm.
-        tokens_per_s: All tokens over all time.
-        ratio_to_ar: That over AR's on the same items.
+        tokens_per_s: Tokens over time of an answer, the median.
+        ratio_to_ar: The same over AR's for the same item, the median: a pause of the machine in one answer does not count.
         acceptance: What the module `acceptance` says of the rounds of SD and SSD.
         degraded: Why the arm went on without its assistant, where it did.
     """
@@ -132,7 +133,6 @@ def summarise_clock(arm: Arm, samples: Samples, reference: Arm) -> ClockFigures:
     steps = [step for step in samples if step.arm == arm]
     own = [samples[step] for step in steps]
     theirs = [samples[Step(reference, step.item, step.seed)] for step in steps]
-    speed = _tokens_per_s(own)
     with_rounds = [sample.rounds for sample in own if sample.rounds is not None and sample.rounds["accepted"]]
     acceptance = None
     if with_rounds and any(max(rounds["reached"]) for rounds in with_rounds):
@@ -141,7 +141,9 @@ def summarise_clock(arm: Arm, samples: Samples, reference: Arm) -> ClockFigures:
             metric.add_batch(**rounds)
         acceptance = metric.compute()
     degraded = next((sample.degraded for sample in own if sample.degraded), None)
-    return ClockFigures(arm.name, speed, speed / _tokens_per_s(theirs), acceptance, degraded)
+    speeds = [_tokens_per_s(sample) for sample in own]
+    ratios = [speed / _tokens_per_s(other) for speed, other in zip(speeds, theirs, strict=True)]
+    return ClockFigures(arm.name, median(speeds), median(ratios), acceptance, degraded)
 
 
 def _compare_texts(own: Sequence[Sample], theirs: Sequence[Sample]) -> dict[str, Any]:
@@ -179,5 +181,5 @@ def _means(names: Sequence[str], values: Sequence[float]) -> list[float]:
     return [float(np.mean(group)) for group in by_item.values()]
 
 
-def _tokens_per_s(samples: Sequence[Sample]) -> float:
-    return sum(len(sample.tokens) for sample in samples) / sum(sample.duration_s for sample in samples)
+def _tokens_per_s(sample: Sample) -> float:
+    return len(sample.tokens) / sample.duration_s
