@@ -76,7 +76,8 @@ class ClockFigures:
     Args:
         arm: Name of the arm.
         tokens_per_s: Tokens over time of an answer, the median.
-        ratio_to_ar: The same over AR's for the same item, the median: a pause of the machine in one answer does not count.
+        ratio_to_ar: The same over AR's for the same item, the median: a pause of the machine in one answer does not
+            count.
         acceptance: What the module `acceptance` says of the rounds of SD and SSD.
         degraded: Why the arm went on without its assistant, where it did.
     """
