@@ -16,6 +16,7 @@ FAN_OUTS = ("per_instance", "geometric", "uniform")
 VERIFICATIONS = ("auto", "coupled", "token", "block", "hierarchical")
 MAX_SEED = 2**64 - 1
 QUANTIZATIONS = ("auto", "int8", None)
+BACKUPS = ("auto", "jit", "ngram", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +40,18 @@ class SSDConfig:
         draft_tree_size: Most draft tokens in one speculation where it is a tree, whose branches are K tokens long at
             most: greedy decoding with a target that takes a mask. `"auto"` lets the measured times decide how many
             pay; `None` drafts chains only.
-        ngram_drafts: Whether trees also get what followed earlier in the text where it ended the same way.
+        ngram_drafts: Whether trees, and chains that are drafted after a miss, also get what followed earlier in the
+            text where it ended the same way.
         cache_budget: Outcomes that are prepared per round (B), the sum of the fan-out. `"auto"` lets the measured
             times and the outcomes' chances decide, step by step.
         fan_out: Which outcomes get the budget: `"per_instance"` the likeliest ones, `"geometric"` a number per
             accepted length by its probability (arXiv 2603.03251, theorem 12), `"uniform"` the same number for each, or
             numbers for 0, 1, 2, ... accepted tokens, of which the last stands for all longer ones; a list is its own
             budget.
+        backup: What answers an outcome that was not prepared for: `"jit"` lets the assistant draft just in time, for
+            which all rows wait, `"ngram"` copies at once what followed in the text, or in what was prepared for other
+            outcomes, `"none"` verifies the next token alone. `"auto"` chooses between the first two by the critical
+            batch size, the number of rows from which on not waiting wins, as measured (arXiv 2603.03251, theorem 17).
         expected_acceptance: Chance that a draft token is accepted, believed until enough rounds were measured.
         power_law_exponent: `r` in "F prepared bonus tokens miss with probability F^-r".
         draft_vocab_size: Tokens that draft continuations are chosen from; outcomes always use the full vocabulary.
@@ -81,6 +87,7 @@ class SSDConfig:
     ngram_drafts: bool = True
     cache_budget: int | Literal["auto"] = "auto"
     fan_out: Literal["per_instance", "geometric", "uniform"] | tuple[int, ...] = "per_instance"
+    backup: Literal["auto", "jit", "ngram", "none"] = "auto"
     expected_acceptance: float = 0.7
     power_law_exponent: float = 0.8
     draft_vocab_size: int | Literal["auto"] | None = "auto"
@@ -117,6 +124,7 @@ class SSDConfig:
         if self.cache_budget != "auto":
             _check_int("cache_budget", self.cache_budget, 1, 'Or use "auto", or mode="sd" to prepare no outcomes.')
         _check_choice("assistant_quantization", self.assistant_quantization, QUANTIZATIONS)
+        _check_choice("backup", self.backup, BACKUPS)
         self._check_fan_out()
         if self.draft_vocab_size is not None and self.draft_vocab_size != "auto":
             _check_int("draft_vocab_size", self.draft_vocab_size, 1, 'Or use "auto", or None for all tokens.')

@@ -9,11 +9,11 @@ import torch
 from transformers import PreTrainedModel
 
 from .compat import CACHE_KEY, extend_model_kwargs, output_cache
-from .kv_cache import checked_cache, keep_branch, roll_back, start_recording, stop_recording
+from .kv_cache import checked_cache, keep_branch, keeps_everything, roll_back, start_recording, stop_recording
 from .protocol import DraftRequest
 from .recorder import Recorder
 from .row import Link, Row, no_grad, round_stats
-from .target_trees import Masks, attention_for, keeps_everything, masks_of, tree_inputs
+from .target_trees import Masks, attention_for, masks_of, tree_inputs
 from .types import Speculation
 
 

@@ -101,7 +101,9 @@ def decode_speculatively(
                 links = [
                     Link(None if speculator is None else speculator.another(), recorder, restore_threads) for _ in rows
                 ]
-                requests = [draft_request(model, row, call.config, takes_trees=False) for row in rows]
+                requests = [
+                    draft_request(model, row, call.config, takes_trees=False, num_rows=num_rows) for row in rows
+                ]
                 BatchDecoder(model, rows, model_kwargs=model_kwargs, recorder=recorder).run(links, requests)
             else:
                 for row in rows:
@@ -178,12 +180,16 @@ def _speculator(model: PreTrainedModel, call: SSDCall) -> contextlib.AbstractCon
 
 def _target_threads(config: SSDConfig, speculator: Speculator | None) -> int | None:
     """CPU threads of the target; `None` leaves them as they are."""
-    if speculator is None or speculator.threads is None:
+    if speculator is None:
+        return None
+    if speculator.threads is None:
         return config.target_threads
     return split_threads(config.target_threads, config.assistant_threads, available_cores())[0]
 
 
-def draft_request(model: PreTrainedModel, row: Row, config: SSDConfig, *, takes_trees: bool) -> DraftRequest:
+def draft_request(
+    model: PreTrainedModel, row: Row, config: SSDConfig, *, takes_trees: bool, num_rows: int = 1
+) -> DraftRequest:
     """What a speculator needs to draft for a row that has not begun.
 
     Args:
@@ -191,6 +197,7 @@ def draft_request(model: PreTrainedModel, row: Row, config: SSDConfig, *, takes_
         row: The row.
         config: Settings of the call.
         takes_trees: Whether the row's speculations may be trees.
+        num_rows: Rows that are decoded together with it, itself included.
     """
     do_sample = bool(row.config.do_sample)
     processors = list(row.processors)
@@ -206,6 +213,7 @@ def draft_request(model: PreTrainedModel, row: Row, config: SSDConfig, *, takes_
         processors=tuple(processors),
         seed=row.seed,
         config=config,
+        num_rows=num_rows,
     )
 
 

@@ -30,6 +30,7 @@ class DraftRequest:
         processors: Logits processors for the assistant, in order.
         seed: Seed of the row, of the noise or the draws.
         config: Settings of the call.
+        num_rows: Rows that are verified together, so that all wait for the slowest.
     """
 
     prompt_ids: tuple[int, ...]
@@ -41,6 +42,7 @@ class DraftRequest:
     processors: Sequence[Processor]
     seed: int
     config: SSDConfig
+    num_rows: int = 1
 
     @property
     def draws(self) -> bool:

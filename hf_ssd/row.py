@@ -322,7 +322,9 @@ class Link:
 
     def receive(self) -> Speculation:
         """The speculation that follows the latest outcome; an empty one where there is no speculator."""
-        speculation: Speculation = self._ask(lambda speculator: speculator.receive()) or Speculation()
+        speculation: Speculation | None = self._ask(lambda speculator: speculator.receive())
+        if speculation is None:
+            return Speculation()
         self._recorder.speculator_spans += speculation.spans
         return speculation
 

@@ -16,6 +16,7 @@ class Origin(str, Enum):
 
     CACHE = "cache"  # it had been prepared for exactly this outcome: a hit
     JUST_IN_TIME = "just_in_time"  # drafted by the assistant after the outcome was known: a miss, or mode "sd"
+    NGRAM = "ngram"  # after a miss, copied from the text or from what had been prepared for other outcomes
     NONE = "none"  # nothing was drafted
 
 

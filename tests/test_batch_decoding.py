@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import tiny_zoo
 import torch
 from drafting_requests import request
 from tiny_models import make_noisy, make_target, padded_batch, prompt
@@ -16,9 +17,10 @@ from hf_ssd.drafting import AssistantModel, DraftEngine, work_together
 from hf_ssd.generation import generate_with_ssd
 from hf_ssd.kv_cache import compact_rows, select_rows
 from hf_ssd.runtime import pool
-from hf_ssd.types import Outcome
+from hf_ssd.types import Origin, Outcome
 
 EOS = [7, 11]
+JIT, COPIED, NOTHING = Origin.JUST_IN_TIME, Origin.NGRAM, Origin.NONE
 
 
 def together(target, assistant, prompts, *, seeds=None, **kwargs) -> list[list[int]]:
@@ -61,6 +63,22 @@ def test_every_row_is_as_alone(target, noisy, num_rows: int, is_sampled: bool) -
     assert len({len(row) - row.count(0) for row in rows}) > 1 or num_rows == 2, "no row ended early"
 
 
+@pytest.mark.parametrize("backup", ["jit", "ngram", "none"])
+@pytest.mark.parametrize("is_sampled", [False, True], ids=["greedy", "coupled"])
+def test_whatever_answers_a_miss(target, noisy, backup: str, is_sampled: bool) -> None:
+    prompts = [prompt(1 + (5 * row) % 17, seed=row) for row in range(5)]
+    seeds = tuple(range(5)) if is_sampled else None
+    kwargs = {"max_new_tokens": 60, "eos_token_id": EOS}
+    for backend in ("inline", "process"):
+        rows = together(target, noisy, prompts, seeds=seeds, settings={"backup": backup, "backend": backend}, **kwargs)
+        stats = target.ssd_stats
+        answers = {round_.origin for round_ in stats.rounds if round_.miss is not None}
+        assert answers <= {"jit": {JIT, NOTHING}, "ngram": {COPIED, NOTHING}, "none": {NOTHING}}[backup]
+        assert answers
+        assert stats.num_hits
+        assert_as_alone(rows, target, prompts, seeds=seeds, **kwargs)
+
+
 @pytest.mark.parametrize("backend", ["process", "stream"])
 def test_beside_an_assistant_that_drafts_for_all_rows(target, noisy, backend: str) -> None:
     prompts = [prompt(3 + row, seed=row) for row in range(5)]
@@ -78,6 +96,28 @@ def test_positions_do_not_drift(noisy, attention: str) -> None:
     prompts = [prompt(3), prompt(20, seed=1), prompt(9, seed=2)]
     rows = together(target, noisy, prompts, max_new_tokens=512)
     assert_as_alone(rows, target, prompts, max_new_tokens=512)
+
+
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [
+        ("mistral, window of 8", "eager"),
+        ("mistral, window of 8", "sdpa"),
+        ("gemma2, mixed layers and capped logits", "eager"),  # it knows no other
+        ("gemma3, mixed layers", "sdpa"),
+    ],
+)
+def test_windows_hold_in_a_batch(family: str, attention: str, monkeypatch) -> None:
+    """Rows with windows share forwards too, and are moved together whenever they came apart."""
+    target, assistant = (tiny_zoo.make(family, noise=noise, attn_implementation=attention) for noise in (0.0, 0.05))
+    moves = []
+    monkeypatch.setattr(batch_decoding, "compact_rows", lambda *args: moves.append(1) or compact_rows(*args))
+    prompts = [prompt(length, seed=length) for length in (3, 20, 9, 1)]
+    rows = together(target, assistant, prompts, max_new_tokens=60)
+    rounds = target.ssd_stats.rounds
+    assert_as_alone(rows, target, prompts, max_new_tokens=60)
+    assert len(moves) > 5
+    assert {round_.num_accepted for round_ in rounds} >= {0, 1, 2}
 
 
 def test_a_row_is_accepted_as_much_as_alone(target, noisy) -> None:

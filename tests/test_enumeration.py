@@ -19,10 +19,11 @@ from hf_ssd import SSDConfig, row
 from hf_ssd.drafting import proposer
 from hf_ssd.generation import generate_with_ssd
 from hf_ssd.runtime.inline import InlineSpeculator
+from hf_ssd.types import Origin
 from hf_ssd.verification import residual, verify_block, verify_token
 
 VOCAB_SIZE = 3
-PROMPT = torch.tensor([[1, 2]])
+PROMPT = torch.tensor([[2, 0, 1, 2, 1, 0, 2]])  # repeats itself whatever comes next, so that there is something to copy
 EXACT = 1e-12
 
 # Rows are by the last token. The assistant's have a zero each, which also keeps the number of paths small.
@@ -96,7 +97,8 @@ class Loop:
     """The loop with its draws enumerated.
 
     Attributes:
-        seen: How often each origin of a speculation came up, over all paths.
+        seen: How often outcomes hit, and missed for each reason, over all paths.
+        backups: How often misses were answered from where.
     """
 
     def __init__(self, monkeypatch, rules: dict[str, Callable] | None = None) -> None:
@@ -106,6 +108,7 @@ class Loop:
         for name, rule in {"verify_token": verify_token, "verify_block": verify_block, **(rules or {})}.items():
             monkeypatch.setattr(row, name, exactly(rule))
         self.seen: dict[str, int] = defaultdict(int)
+        self.backups: dict[Origin, int] = defaultdict(int)
 
     def run(
         self, target: torch.Tensor, assistant: torch.Tensor, num_tokens: int, num_rows: int = 1, **settings: object
@@ -126,6 +129,7 @@ class Loop:
             )
             for round_ in models[0].ssd_stats.rounds:
                 self.seen[round_.miss.value if round_.miss else round_.origin.value] += 1
+                self.backups[round_.origin] += round_.miss is not None
             return tuple(ids[:, PROMPT.shape[1] :].flatten().tolist())
 
         return self.enumeration.paths(once)
@@ -137,6 +141,8 @@ SETTINGS = {
     "drafting after each outcome": {"num_assistant_tokens": 2, "mode": "sd"},
     "Saguaro sampling": {"num_assistant_tokens": 1, "cache_budget": 1, "saguaro_coefficient": 0.3},
     "a temperature of its own": {"num_assistant_tokens": 1, "cache_budget": 1, "assistant_temperature": 0.5},
+    "copying after a miss": {"num_assistant_tokens": 2, "cache_budget": 1, "backup": "ngram"},
+    "nothing after a miss": {"num_assistant_tokens": 2, "cache_budget": 1, "backup": "none"},
     "a draft vocabulary": {"num_assistant_tokens": 2, "mode": "sd", "draft_vocab_size": 2},
 }
 
@@ -144,13 +150,14 @@ SETTINGS = {
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_output_is_distributed_as_the_targets(name: str, rule: str, monkeypatch) -> None:
-    loop = Loop(monkeypatch)
+    loop, backup = Loop(monkeypatch), SETTINGS[name].get("backup")
     found = loop.run(TARGET, ASSISTANT, 3, verification=rule, **SETTINGS[name])
     assert sum(found.values()) == pytest.approx(1.0, abs=EXACT)
     assert distance(found, exact_probs(TARGET, 3)) < EXACT
     assert loop.seen["cold" if "mode" in SETTINGS[name] else "cache"] > 10
     if "cache_budget" in SETTINGS[name]:
-        assert loop.seen["token"] + loop.seen["length"] > 10  # misses, answered just in time
+        assert loop.seen["token"] + loop.seen["length"] > 10  # misses
+        assert loop.backups[{"ngram": Origin.NGRAM, "none": Origin.NONE}.get(backup, Origin.JUST_IN_TIME)] > 10
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

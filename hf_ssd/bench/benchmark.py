@@ -23,7 +23,7 @@ from ..pairs import Pair
 from ..runtime import placement
 from ..trace import measure_overlap
 from .arms import PEER_METHODS, Arm, Inputs, Method, Runner, build_arms
-from .batches import BatchFigures, can_batch, measure_batches
+from .batches import BatchFigures, batch_arms, measure_batches, num_batch_steps
 from .bench_settings import BenchSettings
 from .compare import generation_kwargs, load, measure_differences, trace
 from .encoding import encode
@@ -161,8 +161,11 @@ class Benchmark:
         return Measurement(temperature, arms, categories, prompts)
 
     def _num_batch_steps(self, batch_size: int) -> int:
-        arms = [arm for arm in self._arms_at(self.settings.temperatures[0]) if can_batch(arm)]
-        return len(schedule(arms, -(-len(self._inputs) // batch_size), self.settings.repeats))
+        return num_batch_steps(self._batch_arms, len(self._inputs), batch_size, self.settings.repeats)
+
+    @property
+    def _batch_arms(self) -> list[Arm]:
+        return batch_arms(self._arms_at(self.settings.temperatures[0]), placement.available_cores())
 
     def _measure_batches(self, batch_size: int) -> BatchFigures:
         """Times all arms that take several rows, at the first temperature."""
@@ -170,7 +173,7 @@ class Benchmark:
         with self._runner(temperature) as runner:
             figures = measure_batches(
                 runner,
-                self._arms_at(temperature),
+                self._batch_arms,
                 self._inputs,
                 batch_size,
                 repeats=settings.repeats,

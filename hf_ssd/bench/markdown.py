@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
-from .batches import BatchFigures
+from .batches import FAST_BACKUPS, BatchFigures
+from .critical import measured_critical_batch_size
 from .figures import ALL, ArmFigures, BenchResult, Measurement
 from .replay import PER_INSTANCE, FanOutFigures
-from .settings import AR, AR_ALL_CORES, HF_ASSISTED, HF_ASSISTED_ALL_CORES, SSD
+from .settings import AR, AR_ALL_CORES, AUTO, HF_ASSISTED, HF_ASSISTED_ALL_CORES, SSD
 from .statistics import Estimate
 from .titles import name_temperature, title_of
 
@@ -176,7 +178,39 @@ def _batches(batches: Sequence[BatchFigures]) -> list[str]:
             ]
             columns = ["rows", "tokens/round of a row", "hit rate", "verify ms", "wait ms", "x AR", "x AR, all cores"]
             parts += [f"The rounds of {title_of(name)}:", table(columns, rows)]
+    if all(AUTO in each.arms for each in batches):
+        rows = [[str(each.batch_size), estimate(each.arms[AUTO].over_best)] for each in batches]
+        parts += ["Mode `auto`, once it has tried the modes:", table(["rows", "x the best of AR, SD and SSD"], rows)]
+    return [*parts, *_backups(batches)]
+
+
+def _backups(batches: Sequence[BatchFigures]) -> list[str]:
+    """From how many rows on not waiting for the assistant after a miss is faster."""
+    parts = []
+    for name in FAST_BACKUPS:
+        known = {each.batch_size: each.backups[name] for each in batches if name in each.backups}
+        if not known:
+            continue
+        rows = []
+        for size, of in known.items():
+            formula = "never" if of.formula is None else number(of.formula, 1)
+            figures = (of.speed_ratio, of.hit_rate, of.tokens_ratio, of.jit)
+            rows.append([str(size), *map(number, figures), formula])
+        measured = measured_critical_batch_size({size: of.speed_ratio for size, of in known.items()})
+        columns = ["rows", "x backup jit, measured", "hit rate", "tokens ratio", "T_jit", "b* by the formula"]
+        parts += [
+            f"Backup `{name}` against drafting just in time; measured b*: {_crossing(measured, list(known))}",
+            table(columns, rows),
+        ]
     return parts
+
+
+def _crossing(measured: float | None, sizes: Sequence[int]) -> str:
+    if measured is None:
+        return "-"
+    if math.isinf(measured):
+        return f"above {max(sizes)} rows"
+    return f"{measured:.1f} rows" if measured else f"at most {min(sizes)} row(s)"
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

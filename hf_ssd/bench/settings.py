@@ -20,6 +20,7 @@ HF_ASSISTED, HF_ASSISTED_ALL_CORES = "hf_assisted", "hf_assisted_all_cores"
 HF_INT8, HF_INT8_ALL_CORES = "hf_assisted_int8", "hf_assisted_int8_all_cores"
 PROMPT_LOOKUP, PROMPT_LOOKUP_ALL_CORES = "prompt_lookup", "prompt_lookup_all_cores"
 SD, SSD = "sd", "ssd"
+AUTO = "auto"  # SSD in mode "auto"; measured with batches
 ARM_NAMES = (AR, AR_ALL_CORES, HF_ASSISTED, HF_ASSISTED_ALL_CORES, SD, SSD)
 BENCH_ARM_NAMES = (
     AR,
@@ -56,6 +57,7 @@ class RunSettings:
         assistant_quantization: As in [`SSDConfig`].
         draft_vocab_size: As in [`SSDConfig`].
         verification: As in [`SSDConfig`].
+        backup: As in [`SSDConfig`].
         arms: Which arms to run.
 
     Raises:
@@ -79,6 +81,7 @@ class RunSettings:
     assistant_quantization: Literal["auto", "int8"] | None = "auto"
     draft_vocab_size: int | Literal["auto"] | None = "auto"
     verification: Literal["auto", "coupled", "token", "block", "hierarchical"] = "auto"
+    backup: Literal["auto", "jit", "ngram", "none"] = "auto"
     arms: Sequence[str] = ARM_NAMES
 
     def __post_init__(self) -> None:
@@ -110,6 +113,7 @@ class RunSettings:
             assistant_quantization=self.assistant_quantization,
             draft_vocab_size=self.draft_vocab_size,
             verification=self.verification,
+            backup=self.backup,
             target_threads=self.target_threads,
             assistant_threads=self.assistant_threads,
         )

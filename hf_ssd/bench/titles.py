@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .settings import ALL_CORES, AR, HF_ASSISTED, HF_INT8, PROMPT_LOOKUP, SD, SSD
+from .settings import ALL_CORES, AR, AUTO, HF_ASSISTED, HF_INT8, PROMPT_LOOKUP, SD, SSD
 
 _TITLES = {
     AR: "AR",
@@ -11,6 +11,7 @@ _TITLES = {
     PROMPT_LOOKUP: "Prompt lookup",
     SD: "SD",
     SSD: "SSD",
+    AUTO: "auto",
 }
 
 

@@ -6,21 +6,32 @@ import copy
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 
 import torch
 from transformers.utils import logging
 
 from ..kv_cache import keep_branch
-from ..planning import AcceptanceEstimate, Calibration, Event, Rates, best_step, is_worth_verifying, step_width
+from ..planning import (
+    AcceptanceEstimate,
+    BackupPolicy,
+    Calibration,
+    Event,
+    Rates,
+    best_step,
+    is_worth_verifying,
+    step_width,
+)
 from ..protocol import DraftRequest
 from ..types import Miss, Origin, Outcome, Span, Speculation
 from .assistant import AssistantModel, Forward
+from .backup import Copy, RowBackup, borrow
 from .draft_tree import Node, become_bonus, likeliest_first, make_root
 from .draft_vocab import DraftVocabulary
 from .ngram import MAX_LENGTH, NGramIndex, match_strength
 from .outcomes import OutcomeRanker
 from .pace import SLOPE, Pace
-from .proposer import Proposer, make_vocabulary
+from .proposer import Proposer, make_vocabulary, point_mass
 from .together import Work, work_together
 
 logger = logging.get_logger(__name__)
@@ -74,8 +85,8 @@ class DraftEngine:
         self._like = like
         self._vocabularies: dict[tuple[int, object], DraftVocabulary | None] = {}
         # What was measured in one row is the best guess for the next.
-        self._calibrations: dict[tuple[bool, str, float], tuple[Calibration, AcceptanceEstimate]] = (
-            {} if like is None else like._calibrations
+        self._measured: dict[tuple[bool, str, float], tuple[Calibration, AcceptanceEstimate, BackupPolicy]] = (
+            {} if like is None else like._measured
         )
         self._pace: Pace = Pace(None if like is None else like._pace)
 
@@ -86,18 +97,19 @@ class DraftEngine:
         self._vocab_size = request.vocab_size
         self._proposer = Proposer(self.assistant, request, self._vocabulary(request))
         expected = config.expected_acceptance
-        self._calibration, self._acceptance = self._calibrations.setdefault(
-            (request.do_sample, config.rule, expected), (Calibration(expected), AcceptanceEstimate(expected))
+        self._calibration, self._acceptance, policy = self._measured.setdefault(
+            (request.do_sample, config.rule, expected),
+            (Calibration(expected), AcceptanceEstimate(expected), BackupPolicy()),
         )
         self._ranker = OutcomeRanker(config, self._calibration, self._acceptance)
         # By Saguaro sampling only, which needs it before the speculation is known that it will be for.
         is_saguaro = request.do_sample and config.saguaro_coefficient < 1.0
         self._fan_out = self._ranker.expected_fan_out() if is_saguaro else None
-        self._ngrams: NGramIndex | None = None
         self._max_tree_tokens = config.max_tree_tokens if request.takes_trees and not request.draws else 0
         self._tokens = list(request.prompt_ids[request.num_padding :])
-        if self._max_tree_tokens and config.ngram_drafts:
-            self._ngrams = NGramIndex(self._tokens)
+        self._ngrams = NGramIndex(self._tokens)
+        self._backup = RowBackup(request, policy if self.overlaps else None)
+        self._origin = Origin.NONE
         self._last_position = len(self._tokens) + request.max_new_tokens - 1
         self._num_cached = 0  # tokens of the row in the trunk
         self._cache = self.assistant.new_cache()
@@ -124,22 +136,29 @@ class DraftEngine:
         self._observe(last, outcome.bonus_token)
         child = last.child(outcome.bonus_token)
         self._tokens += [*(node.token for node in path), outcome.bonus_token]
-        if self._ngrams is not None:
-            self._ngrams.extend(self._tokens[-len(path) - 1 :])
+        new_tokens = self._tokens[-len(path) - 1 :]
+        self._ngrams.extend(new_tokens)
         miss: Miss | None = None
+        borrowed = Copy()
         is_prepared = child is not None and child.is_run and any(node.is_draft for node in child.children)
-        if is_prepared and self.config.mode == "ssd":
+        is_hit = is_prepared and self.config.mode == "ssd"
+        if self.config.mode == "ssd":
+            self._backup.resolved(new_tokens, is_hit, verify_ms)
+        if is_hit:
             assert child is not None
             with self._span("look up", hit=1):
                 self._keep([*path, child], child)
         else:
             miss = self._why_missed(last, child)
+            if self.config.mode == "ssd":
+                borrowed = borrow(self._root, self._tokens, MAX_COPIED_TOKENS)
             self._keep(path, None)
         for node in self._sent:
             node.is_sent = False
         self._frontier = [node for node in self._root.descendants() if not node.is_run]
+        self._origin = Origin.CACHE
         if miss is not None:
-            yield from self._draft_just_in_time()
+            self._origin = yield from self._answer_miss(borrowed)
         self._send()
         return self._speculation(miss)
 
@@ -153,10 +172,11 @@ class DraftEngine:
 
     def deepening(self) -> Work[bool]:
         """`deepen`, for engines that work together."""
-        if self.config.mode != "ssd" or not self.assistant.takes_trees or not self._root.is_run:
+        if self.config.mode != "ssd" or not self.assistant.takes_trees or not self._has_room(2):
             return False
-        if not self._has_room(2):
-            return False
+        if not self._root.is_run:
+            yield from self._catch_up()
+            return True
         if (yield from self._rank_outcomes()):
             return True
         nodes = self._next_step()
@@ -205,7 +225,7 @@ class DraftEngine:
     def _observe(self, last: Node, bonus_token: int) -> None:
         """Learns from an outcome how far the assistant's word can be trusted."""
         path = [self._root, *last.path()]
-        if self._sent:
+        if self._sent and self._origin is not Origin.NGRAM:
             self._acceptance.update(len(path) - (not last.sent_children), len(path) - 1)
         for node in path:
             for child in node.children:
@@ -315,23 +335,26 @@ class DraftEngine:
                 # Copied before the assistant had a say, which now is for something else.
                 child.event = Event.OBJECTED
                 child.set_chance(node.chance * self._calibration(Event.OBJECTED, child.confidence))
-            if self._ngrams is not None and len(node.children) == len(candidates):
-                self._copy(node)
+            if self._max_tree_tokens and self.config.ngram_drafts and len(node.children) == len(candidates):
+                self._add_copy(node, self._copy_after(node))
 
-    def _copy(self, node: Node) -> None:
-        """Adds what followed earlier in the text, as far as that is likely enough to be worth verifying."""
-        assert self._ngrams is not None
-        tokens, length = self._ngrams.lookup([each.token for each in node.path()], MAX_COPIED_TOKENS)
-        for token in tokens:
+    def _copy_after(self, node: Node) -> Copy:
+        """What followed earlier in the text."""
+        return Copy(*self._ngrams.lookup([each.token for each in node.path()], MAX_COPIED_TOKENS))
+
+    def _add_copy(self, node: Node, copy: Copy) -> None:
+        """Adds copied tokens, as far as they are likely enough to be worth verifying."""
+        length = copy.length
+        for token in copy.tokens:
             strength = match_strength(length)
-            event = Event.OBJECTED if node.is_run else Event.COPIED
+            event = Event.OBJECTED if node.is_run else copy.event
             chance = node.chance * self._calibration(event, strength)
             is_wanted = self._is_wanted_after(node) and self._may_be_longer(node)
             child = next((child for child in node.children if child.token == token), None)
             if child is not None:
                 child.match = strength
                 child.set_chance(max(child.chance, chance))
-            elif chance < MIN_COPIED_CHANCE or not is_wanted:
+            elif chance < MIN_COPIED_CHANCE or not is_wanted or not self._may_branch(node, chance):
                 return
             else:
                 child = self._add_child(node, token)
@@ -343,6 +366,59 @@ class DraftEngine:
         node.children.append(child)
         self._frontier.append(child)
         return child
+
+    # Misses
+
+    def _answer_miss(self, borrowed: Copy) -> Work[Origin]:
+        """Drafts after a root that nothing was prepared for, or copies.
+
+        Args:
+            borrowed: What was prepared for another outcome, and may do.
+
+        Returns:
+            Where the tokens are from.
+        """
+        copies = [borrowed, self._copy_after(self._root)]
+        copies.sort(key=lambda copy: -self._calibration(copy.event, match_strength(copy.length)))
+        backup = "jit" if self.config.mode != "ssd" else self._backup.choose(copies[0].tokens)
+        if backup == "none":
+            return Origin.NONE
+        if backup == "jit":
+            started = time.monotonic()
+            yield from self._draft_just_in_time()
+            self._backup.jit_took((time.monotonic() - started) * 1e3)
+        else:
+            for copy in copies:
+                self._add_copy(self._root, copy)
+        has_drafted = bool(self._root.children) and backup == "jit"
+        if not self._max_tree_tokens and (self.config.ngram_drafts or backup == "ngram"):
+            # Where the chain ends the text may know more.
+            end = self._root
+            while end.children:
+                end = end.children[0]
+            self._add_copy(end, self._copy_after(end))
+        return Origin.JUST_IN_TIME if has_drafted else Origin.NGRAM
+
+    def _may_branch(self, node: Node, chance: float) -> bool:
+        """Whether a copied token may follow `node`, given its chance. In a chain everything is sent."""
+        if self._max_tree_tokens:
+            return True
+        # Without a second process nothing goes by the clock, so that a seed gives the same draws each time.
+        rates = self._rates() if self.overlaps else None
+        pays = chance > MIN_UNMEASURED_CHANCE if rates is None else is_worth_verifying(chance, rates)
+        return pays and not node.children
+
+    def _catch_up(self) -> Work[None]:
+        """Runs what the row got without the assistant, and after it the speculation if that is a chain."""
+        sent = [] if self._max_tree_tokens else list(takewhile(self._can_run, self._sent))
+        pending = self._tokens[self._num_cached :]
+        with self._span("catch up", tokens=len(pending) + len(sent)):
+            hidden = yield Forward([*pending, *(n.token for n in sent)], self._cache, num_hidden=1 + len(sent))
+        self._num_cached += len(pending)
+        for i, (node, state) in enumerate(zip((self._root, *sent), hidden, strict=True)):
+            node.hidden = state
+            node.slot = self._num_cached + i - 1 if i else None
+        self._num_steps += 1
 
     def _draft_just_in_time(self) -> Work[None]:
         """Drafts while the target waits."""
@@ -439,12 +515,11 @@ class DraftEngine:
 
     def _speculation(self, miss: Miss | None) -> Speculation:
         index = {id(node): i for i, node in enumerate(self._sent)}
-        drawn = [node.distribution for node in self._sent if node.distribution is not None]
         speculation = Speculation(
             tokens=tuple(node.token for node in self._sent),
             parents=tuple(index.get(id(node.parent), -1) for node in self._sent),
-            draft_probs=torch.stack([each.to_dense(self._vocab_size) for each in drawn]) if drawn else None,
-            origin=Origin.CACHE if miss is None else Origin.JUST_IN_TIME if self._sent else Origin.NONE,
+            draft_probs=self._draft_probs(),
+            origin=self._origin if self._sent else Origin.NONE,
             miss=miss,
             draft_ms=self._draft_ns / 1e6,
             num_draft_steps=self._num_steps,
@@ -453,6 +528,13 @@ class DraftEngine:
         self._draft_ns = self._num_steps = 0
         self._spans = []
         return speculation
+
+    def _draft_probs(self) -> torch.Tensor | None:
+        """What the tokens were drawn from, all of the mass on those that were not; `None` where none was."""
+        if all(node.distribution is None for node in self._sent):
+            return None
+        rows = [node.distribution or point_mass(node.token, self.assistant.device) for node in self._sent]
+        return torch.stack([each.to_dense(self._vocab_size) for each in rows])
 
     # Bookkeeping
 

@@ -31,6 +31,11 @@ class DraftDistribution:
         return self.probs.new_zeros(vocab_size).index_copy_(0, self.token_ids, self.probs)
 
 
+def point_mass(token: int, device: torch.device) -> DraftDistribution:
+    """Of a token that was not drawn."""
+    return DraftDistribution(torch.tensor([token], device=device), torch.ones(1, device=device))
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A token that may come next, the assistant's probability of it, and what it was drawn from, if it was drawn."""

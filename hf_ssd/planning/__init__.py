@@ -1,6 +1,7 @@
 """What to prepare, decided from what was measured. No models, no processes."""
 
 from .acceptance import AcceptanceEstimate
+from .backups import Backup, BackupPolicy
 from .calibration import Calibration, Event
 from .fan_out import plan_fan_out
 from .linear_fit import LinearFit
@@ -9,6 +10,8 @@ from .planner import Rates, best_step, is_worth_verifying, step_width
 
 __all__ = [
     "AcceptanceEstimate",
+    "Backup",
+    "BackupPolicy",
     "Calibration",
     "Event",
     "LinearFit",

@@ -15,6 +15,7 @@ class Event(Enum):
     REPLACED = "replaced"  # what was drafted there is rejected, and this is the bonus token
     APPENDED = "appended"  # nothing was drafted there, and this is the bonus token
     COPIED = "copied"  # the token followed earlier in the text, and the target accepts it; by the strength of the match
+    BORROWED = "borrowed"  # the same for what the assistant drafted after the token in another branch
     OBJECTED = "objected"  # the same where the assistant would rather have something else
 
 
@@ -53,6 +54,7 @@ class Calibration:
         ]
 
         self._prior[Event.COPIED] = [center * 0.6 for center in self._centers]
+        self._prior[Event.BORROWED] = [center * 0.6 for center in self._centers]
         self._prior[Event.OBJECTED] = [center * 0.15 for center in self._centers]
 
     def update(self, event: Event, probability: float, happened: bool) -> None:

@@ -10,6 +10,7 @@ ConcreteMode = Literal["ssd", "sd", "ar"]
 
 MODES: tuple[ConcreteMode, ...] = ("ssd", "ar", "sd")
 NUM_TRIES = 2  # of each mode that count; the first call of each, in which processes start, does not
+NUM_TRIAL_CALLS = len(MODES) * (NUM_TRIES + 1)
 RETRY_EVERY = 32  # calls, after which another mode is tried again: texts and machines change
 MIN_TOKENS = 8  # of a call; shorter ones say more about the prompt than about decoding
 WEIGHT = 0.3  # of a new call in the running mean

@@ -59,11 +59,14 @@ def test_the_command(tmp_path) -> None:
     assert result.exit_code == 0, result.output
     batches = json.loads(result.stdout)["batches"]
     assert [(each["batch_size"], each["num_calls"]) for each in batches] == [(1, 2), (2, 1)]
-    assert all(list(each["arms"]) == ["ar", "sd", "ssd"] for each in batches)
+    arms = ["ar", "sd", "ssd", *(f"ssd: backup {name}" for name in ("jit", "ngram", "none")), "auto"]
+    assert all(list(each["arms"]) == arms for each in batches)
+    assert all(each["arms"]["auto"]["over_best"]["value"] > 0 for each in batches)
     assert all(arm["tokens_per_s"]["value"] > 0 for each in batches for arm in each["arms"].values())
     report = (tmp_path / "out" / "report.md").read_text()
     assert "Tokens/s of all rows together" in report
     assert "The rounds of SSD:" in report
+    assert "Mode `auto`" in report
     assert (tmp_path / "out" / "batches.png").read_bytes().startswith(b"\x89PNG")
     assert plot_batches(()) is None
 

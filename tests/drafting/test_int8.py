@@ -199,7 +199,14 @@ INT8 = SSDConfig(backend="inline", num_assistant_tokens=4, assistant_quantizatio
 
 class TestOutput:
     @pytest.mark.parametrize(
-        "settings", [{}, {"draft_tree_size": None}, {"mode": "sd"}, {"draft_vocab_size": 16}, {"backend": "process"}]
+        "settings",
+        [
+            {},
+            {"draft_tree_size": None},
+            {"mode": "sd"},
+            {"draft_vocab_size": 16},
+            {"backend": "process", "backup": "jit"},
+        ],
     )
     def test_greedy_output_is_plain_generates(self, settings: dict, shared_noisy) -> None:
         config = SSDConfig(**{"backend": "inline", "assistant_quantization": "int8", **settings})

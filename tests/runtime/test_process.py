@@ -32,7 +32,8 @@ from hf_ssd.runtime.arena import Arena
 from hf_ssd.runtime.process import AssistantLoadError, AssistantWorker
 
 ROOT = Path(__file__).parents[2]
-PROCESS = SSDConfig(backend="process", num_assistant_tokens=4)
+# Copied tokens are not the assistant's word, so they may be wrong where that is right.
+PROCESS = SSDConfig(backend="process", num_assistant_tokens=4, ngram_drafts=False, backup="jit")
 GREEDY = {"max_new_tokens": 60, "do_sample": False}
 
 
