@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from .options import (
     AsJson,
     Assistant,
     AssistantThreads,
+    Backup,
     Dtype,
     NumAssistantTokens,
     Seed,
@@ -44,6 +45,7 @@ def check_sampling(
     target_threads: TargetThreads = None,
     assistant_threads: AssistantThreads = None,
     num_assistant_tokens: NumAssistantTokens = "auto",
+    backup: Backup = "auto",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -56,6 +58,7 @@ def check_sampling(
     """Check that sampling is not told from transformers' own, by a test that catches a small bias. Fails otherwise."""
     from ..evaluation.sampling_settings import SamplingSettings
 
+    answer: Any = backup  # checked with the other settings
     with errors():
         settings = SamplingSettings(
             target=target,
@@ -73,6 +76,7 @@ def check_sampling(
             target_threads=target_threads,
             assistant_threads=assistant_threads,
             num_assistant_tokens=number_or("num_assistant_tokens", num_assistant_tokens, {"auto": "auto"}),
+            backup=answer,
             out=out,
         )
         passed = _check(settings, as_json)

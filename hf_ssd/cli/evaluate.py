@@ -13,6 +13,7 @@ from .options import (
     Assistant,
     AssistantQuantization,
     AssistantThreads,
+    Backup,
     CacheBudget,
     DraftTreeSize,
     DraftVocabSize,
@@ -75,6 +76,7 @@ def evaluate(
     assistant_quantization: AssistantQuantization = "auto",
     draft_vocab_size: DraftVocabSize = "auto",
     verification: Verification = "auto",
+    backup: Backup = "auto",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -112,6 +114,7 @@ def evaluate(
                 assistant_quantization=assistant_quantization,
                 draft_vocab_size=draft_vocab_size,
                 verification=verification,
+                backup=backup,
             ),
             out=out,
         )
