@@ -42,11 +42,11 @@ LAYERS = {
     "orchestration": 6,
     "generation": 7,
     "pairs": 8,
-    "evaluation": 9,
     "bench": 9,
     "distill": 9,
-    "cli": 10,
-    "": 11,  # hf_ssd itself, the public API
+    "evaluation": 10,
+    "cli": 11,
+    "": 12,  # hf_ssd itself, the public API
 }
 
 # Also forbidden, though the numbers would allow it.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import typer
 
 from .bench import bench
+from .check_sampling import check_sampling
 from .compare import compare
 from .demo import demo
+from .evaluate import evaluate
 from .frontier import frontier
 from .predict import predict
 
@@ -22,6 +24,8 @@ app.command()(bench)
 app.command()(frontier)
 app.command()(predict)
 app.command()(demo)
+app.command()(evaluate)
+app.command()(check_sampling)
 
 
 @app.command()
