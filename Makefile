@@ -1,12 +1,15 @@
 # make compare       the embedded pair, measured: the first run creates .venv and installs what constraints.txt pins
+# make demo          a page on which AR, SD and SSD race, on the embedded pair; its address is printed
 # make test          the test suite, in the same environment, in under five minutes
 # make test-slow     statistics on many more draws: what `make test` leaves out
+# make test-demo     the demo's page in the system's Chromium (apt-get install chromium)
+# make screenshots   the same, and the pictures of the README anew
 # make quality       ruff, mypy and the examples in docstrings
 # make test-oldest   the suite on the oldest supported transformers, in .venv-oldest
 # make clean         removes both environments and every cache in this folder
 #
 # PYTHON=python3.12  another interpreter (3.11 or later; the pins need it)
-# ARGS="..."         more arguments for `hf-ssd compare`, or for pytest
+# ARGS="..."         more arguments for `hf-ssd compare`, `hf-ssd demo`, or for pytest
 
 PYTHON ?= python3
 ARGS ?=
@@ -18,17 +21,26 @@ OLDEST := .venv-oldest
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: compare test test-slow quality test-oldest clean
+.PHONY: compare demo test test-slow test-demo screenshots quality test-oldest clean
 .DELETE_ON_ERROR:
 
 compare: $(VENV)/.stamp-pair
 	$(VENV)/bin/hf-ssd compare $(ARGS)
 
+demo: $(VENV)/.stamp-demo
+	$(VENV)/bin/hf-ssd demo $(ARGS)
+
 test: $(VENV)/.stamp-test
 	$(VENV)/bin/python -m pytest -n auto --dist loadfile -m "not slow" $(ARGS)
 
 test-slow: $(VENV)/.stamp-test
-	$(VENV)/bin/python -m pytest -n auto --dist loadfile -m slow $(ARGS)
+	$(VENV)/bin/python -m pytest -n auto --dist loadfile -m "slow and not browser" $(ARGS)
+
+test-demo: $(VENV)/.stamp-test
+	$(VENV)/bin/python -m pytest tests/demo $(ARGS)
+
+screenshots: $(VENV)/.stamp-test
+	$(VENV)/bin/python -m pytest tests/demo/test_page.py --screenshots docs/images $(ARGS)
 
 quality: $(VENV)/.stamp-test
 	$(VENV)/bin/ruff check .
@@ -58,6 +70,11 @@ $(VENV)/.stamp-core: pyproject.toml constraints.txt
 
 $(VENV)/.stamp-pair: $(VENV)/.stamp-core
 	@$(VENV)/bin/python -c "from hf_ssd.embedded import assistant_folder; print('embedded pair:', assistant_folder().parent)"
+	@touch $@
+
+$(VENV)/.stamp-demo: $(VENV)/.stamp-pair
+	@echo "installing what the demo needs"
+	@$(VENV)/bin/python -m pip install -q -c constraints.txt -e ".[demo]"
 	@touch $@
 
 $(VENV)/.stamp-test: $(VENV)/.stamp-core

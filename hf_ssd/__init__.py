@@ -17,32 +17,49 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import theory
     from .config import SSDConfig
     from .generation import SSDGenerationMixin, custom_generate_path, disable_ssd, enable_ssd, make_custom_generate
     from .metrics import SSDStats
     from .pairs import embedded_pair, load_pair
     from .sampling import SaguaroLogitsProcessor
+    from .streaming import RoundStreamer
+    from .trace import measure_overlap
+    from .types import Miss, Origin, RoundStats, Span
 
 __version__ = "0.1.0"
 
 _MODULE_OF = {
+    "Miss": "types",
+    "Origin": "types",
+    "RoundStats": "types",
+    "RoundStreamer": "streaming",
     "SSDConfig": "config",
     "SSDGenerationMixin": "generation",
     "SSDStats": "metrics",
     "SaguaroLogitsProcessor": "sampling",
+    "Span": "types",
     "custom_generate_path": "generation",
     "disable_ssd": "generation",
     "embedded_pair": "pairs",
     "enable_ssd": "generation",
     "load_pair": "pairs",
     "make_custom_generate": "generation",
+    "measure_overlap": "trace",
 }
 
+_MODULES = ("theory",)  # public as a whole
+
 __all__ = [
+    "Miss",
+    "Origin",
+    "RoundStats",
+    "RoundStreamer",
     "SSDConfig",
     "SSDGenerationMixin",
     "SSDStats",
     "SaguaroLogitsProcessor",
+    "Span",
     "__version__",
     "custom_generate_path",
     "disable_ssd",
@@ -50,10 +67,14 @@ __all__ = [
     "enable_ssd",
     "load_pair",
     "make_custom_generate",
+    "measure_overlap",
+    "theory",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)

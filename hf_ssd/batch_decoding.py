@@ -10,11 +10,21 @@ import torch
 from transformers import PreTrainedModel
 
 from .compat import CACHE_KEY, output_cache
-from .kv_cache import checked_cache, compact_rows, roll_back, select_rows, start_recording, stop_recording
+from .kv_cache import (
+    checked_cache,
+    compact_rows,
+    has_windows,
+    keeps_everything,
+    open_windows,
+    roll_back,
+    select_rows,
+    start_recording,
+    stop_recording,
+)
 from .protocol import DraftRequest
 from .recorder import Recorder
 from .row import Decision, Link, Row, no_grad, round_stats
-from .target_trees import counts_slots, keeps_everything
+from .target_trees import counts_slots
 from .types import Speculation
 
 # What a copy of the cache costs, in reads of it: each entry is read and written once, and lies in another place then.
@@ -35,6 +45,7 @@ class BatchDecoder:
 
     What is not kept becomes a *hole*, which attention does not see. Where all rows have one at the end the slots are
     dropped. Others are read in every round; once that has cost as much as a copy would, rows are moved together.
+    Windows count slots, so with them rows are moved together after every round in which they came apart.
 
     Args:
         model: The target.
@@ -52,6 +63,11 @@ class BatchDecoder:
         self.recorder = recorder
         self._no_grad = no_grad(rows[0].config.return_dict_in_generate, model_kwargs)
         self._hole_reads = 0
+        cache = model_kwargs.get(CACHE_KEY)
+        self._has_windows = has_windows(cache)
+        if self._has_windows:
+            # Rows reach back differently far, so what lies before the window of one may be in that of another.
+            open_windows(cache)
 
     def run(self, links: Sequence[Link], requests: Sequence[DraftRequest]) -> None:
         """Decodes until a stopping criterion holds for every row; the results are in the rows.
@@ -172,7 +188,8 @@ class BatchDecoder:
             self._mask = torch.cat([self._mask, kept.to(self._mask.dtype)], dim=1)
             num_slots = self._mask.shape[1]
             self._hole_reads += num_slots - int(self._mask.sum(dim=1).max())
-            if self._hole_reads > COPY_READS * num_slots:
+            is_due = min(num_kept) < most if self._has_windows else self._hole_reads > COPY_READS * num_slots
+            if is_due:
                 self._mask = compact_rows(self._cache, self._mask)
                 self._hole_reads = 0
 
@@ -193,20 +210,24 @@ _OF_THE_TOKENS = ("attention_mask", "position_ids", CACHE_KEY)
 
 
 def decodes_together(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bool:
-    """Whether the rows of a call can share a forward: masks, positions and cache are such that rows may have holes."""
+    """Whether the rows of a call can share a forward: masks, positions and cache are such that rows may have holes.
+
+    Zeros of the mask must come first in each row, as padding on the left does: positions are counted from there.
+    """
     mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get(CACHE_KEY)
     positions = model_kwargs.get("position_ids")
+    text_config = model.config.get_text_config(decoder=True)
     has_other_tensors = any(
         isinstance(value, torch.Tensor) and value.ndim > 0
         for key, value in model_kwargs.items()
         if key not in _OF_THE_TOKENS
     )
     return (
-        (mask is None or mask.ndim == 2)
+        (mask is None or (mask.ndim == 2 and bool((mask.long().diff(dim=1) >= 0).all())))
         and (positions is None or positions.ndim == 2)
         and not has_other_tensors
-        and keeps_everything(cache)
+        and (keeps_everything(cache) or (has_windows(cache) and not hasattr(text_config, "attention_chunk_size")))
         and not counts_slots(model)
-        and model.config.get_text_config(decoder=True)._attn_implementation in ("eager", "sdpa")
+        and text_config._attn_implementation in ("eager", "sdpa")
         and "position_ids" in inspect.signature(model.forward).parameters
     )

@@ -40,7 +40,8 @@ class SSDConfig:
         draft_tree_size: Most draft tokens in one speculation where it is a tree, whose branches are K tokens long at
             most: greedy decoding with a target that takes a mask. `"auto"` lets the measured times decide how many
             pay; `None` drafts chains only.
-        ngram_drafts: Whether trees also get what followed earlier in the text where it ended the same way.
+        ngram_drafts: Whether trees, and chains that are drafted after a miss, also get what followed earlier in the
+            text where it ended the same way.
         cache_budget: Outcomes that are prepared per round (B), the sum of the fan-out. `"auto"` lets the measured
             times and the outcomes' chances decide, step by step.
         fan_out: Which outcomes get the budget: `"per_instance"` the likeliest ones, `"geometric"` a number per
@@ -49,8 +50,9 @@ class SSDConfig:
             budget.
         backup: What answers an outcome that was not prepared for: `"jit"` lets the assistant draft just in time, for
             which all rows wait, `"ngram"` copies at once what followed in the text, or in what was prepared for other
-            outcomes, `"none"` verifies the next token alone. `"auto"` chooses between the first two by the critical
-            batch size, the number of rows from which on not waiting wins, as measured (arXiv 2603.03251, theorem 17).
+            outcomes, `"none"` verifies the next token alone. `"auto"` chooses between the first and the second (without
+            `ngram_drafts` the third) by the critical batch size, the number of rows from which on not waiting wins, as
+            measured (arXiv 2603.03251, theorem 17). An assistant that cannot draft ahead drafts just in time.
         expected_acceptance: Chance that a draft token is accepted, believed until enough rounds were measured.
         power_law_exponent: `r` in "F prepared bonus tokens miss with probability F^-r".
         draft_vocab_size: Tokens that draft continuations are chosen from; outcomes always use the full vocabulary.

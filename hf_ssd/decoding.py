@@ -9,11 +9,12 @@ import torch
 from transformers import PreTrainedModel
 
 from .compat import CACHE_KEY, extend_model_kwargs, output_cache
-from .kv_cache import checked_cache, keep_branch, roll_back, start_recording, stop_recording
+from .kv_cache import checked_cache, keep_branch, keeps_everything, roll_back, start_recording, stop_recording
 from .protocol import DraftRequest
 from .recorder import Recorder
 from .row import Link, Row, no_grad, round_stats
-from .target_trees import Masks, attention_for, keeps_everything, masks_of, tree_inputs
+from .streaming import RoundStreamer
+from .target_trees import Masks, attention_for, masks_of, tree_inputs
 from .types import Speculation
 
 
@@ -109,9 +110,10 @@ class RowDecoder:
                     keep_branch(cache, num_before, [num_before + slot for slot in slots])
             self._keep_outputs(outputs, num_emitted)
             self._advance(outputs, num_emitted)
-        self.recorder.rounds.append(
-            round_stats(self.row.index, received, speculation, decision, num_emitted, verify.ms, wait.ms)
-        )
+        stats = round_stats(self.row.index, received, speculation, decision, num_emitted, verify.ms, wait.ms)
+        self.recorder.rounds.append(stats)
+        if isinstance(self.row.streamer, RoundStreamer):
+            self.row.streamer.put_round(stats)
 
     def _forward(self, speculation: Speculation) -> Any:
         draft = self.row.input_ids.new_tensor([speculation.tokens])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 
 def checked_cache(cache: Cache | None, model: object) -> Cache:
@@ -69,6 +69,22 @@ def keep_branch(cache: Cache, num_prefix: int, slots: Sequence[int]) -> None:
             if index is not None:
                 layer.indexer_keys[:, num_prefix:end] = layer.indexer_keys.index_select(1, index)
             layer.indexer_keys = layer.indexer_keys[:, :end]
+
+
+def keeps_everything(cache: Cache | None) -> bool:
+    """Whether entries stay until they are taken back: windows, fixed sizes and states give some up."""
+    return cache is None or all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def has_windows(cache: Cache | None) -> bool:
+    """Whether layers keep everything, or the latest entries of it."""
+    kinds = set() if cache is None else {type(layer) for layer in cache.layers}
+    return DynamicSlidingWindowLayer in kinds and kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
+
+
+def open_windows(cache: Cache) -> None:
+    """Lets the layers of an empty cache keep everything. What a layer sees is still up to the model's mask."""
+    cache.layers = [DynamicLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in cache.layers]
 
 
 def select_rows(cache: Cache, mask: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

@@ -377,4 +377,5 @@ def round_stats(
         wait_ms=wait_ms,
         draft_ms=received.draft_ms,
         num_draft_steps=received.num_draft_steps,
+        path=decision.path,
     )

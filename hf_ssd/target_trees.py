@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache
 from transformers.utils import logging
 
 from . import tree_attention
 from .compat import CACHE_KEY
+from .kv_cache import keeps_everything
 from .types import Speculation
 
 logger = logging.get_logger(__name__)
@@ -43,11 +44,6 @@ def masks_of(model: PreTrainedModel) -> Masks:
     if known is None or known[0] != attention:
         known = _MASKS[model] = (attention, _find_masks(model, attention))
     return known[1]
-
-
-def keeps_everything(cache: Cache | None) -> bool:
-    """Whether the entries of any branch can be kept: windows, fixed sizes and states allow chains only."""
-    return cache is None or all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 def counts_slots(model: PreTrainedModel) -> bool:

@@ -148,6 +148,8 @@ class RoundStats:
         row: Index of the row in its batch.
         num_reached: Positions at which draft tokens were tested: those accepted, and the one where none was right. By
             default that of a chain.
+        path: Which draft tokens were accepted: their indices in the speculation, in the order of the text. For a chain
+            `0, 1, ...`; in a tree it says which branch was right.
     """
 
     num_draft_tokens: int
@@ -162,6 +164,7 @@ class RoundStats:
     num_draft_steps: int = 0
     row: int = 0
     num_reached: int = -1
+    path: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_reached < 0:

@@ -16,6 +16,12 @@ import torch
 from transformers import LlamaForCausalLM
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--screenshots", metavar="FOLDER", help="Where tests/demo/test_page.py writes pictures of the page."
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.accelerator.is_available():
         return

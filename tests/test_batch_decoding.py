@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import tiny_zoo
 import torch
 from drafting_requests import request
 from tiny_models import make_noisy, make_target, padded_batch, prompt
@@ -95,6 +96,46 @@ def test_positions_do_not_drift(noisy, attention: str) -> None:
     prompts = [prompt(3), prompt(20, seed=1), prompt(9, seed=2)]
     rows = together(target, noisy, prompts, max_new_tokens=512)
     assert_as_alone(rows, target, prompts, max_new_tokens=512)
+
+
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [
+        ("mistral, window of 8", "eager"),
+        ("mistral, window of 8", "sdpa"),
+        ("gemma2, mixed layers and capped logits", "eager"),  # it knows no other
+        ("gemma3, mixed layers", "sdpa"),
+    ],
+)
+def test_windows_hold_in_a_batch(family: str, attention: str, monkeypatch) -> None:
+    """Rows with windows share forwards too, and are moved together whenever they came apart."""
+    target, assistant = (tiny_zoo.make(family, noise=noise, attn_implementation=attention) for noise in (0.0, 0.05))
+    moves = []
+    monkeypatch.setattr(batch_decoding, "compact_rows", lambda *args: moves.append(1) or compact_rows(*args))
+    prompts = [prompt(length, seed=length) for length in (3, 20, 9, 1)]
+    rows = together(target, assistant, prompts, max_new_tokens=60)
+    rounds = target.ssd_stats.rounds
+    assert_as_alone(rows, target, prompts, max_new_tokens=60)
+    assert len(moves) > 5
+    assert {round_.num_accepted for round_ in rounds} >= {0, 1, 2}
+
+
+@pytest.mark.parametrize("family", [None, "mistral, window of 8"], ids=["llama", "windows"])
+@pytest.mark.parametrize("zeros", [[(0, 5, 8), (2, 9, 10)], [(0, 11, 14), (1, 13, 14)]], ids=["inside", "on the right"])
+def test_masks_with_zeros_elsewhere_than_on_the_left(target, noisy, family, zeros) -> None:
+    """Plain generate() counts positions from the mask; rows run one after the other then."""
+    models = (target, noisy) if family is None else (tiny_zoo.make(family, noise=noise) for noise in (0.0, 0.05))
+    target, assistant = models
+    ids = torch.cat([prompt(14, seed=seed) for seed in range(4)])
+    mask = torch.ones_like(ids)
+    for row, start, end in zeros:
+        mask[row, start:end] = 0
+    kwargs = {"attention_mask": mask, "max_new_tokens": 40, "do_sample": False}
+    expected = target.generate(ids, **kwargs)
+    found = generate_with_ssd(
+        target, inputs=ids, assistant_model=assistant, ssd_config=SSDConfig(backend="inline"), **kwargs
+    )
+    assert found.tolist() == expected.tolist()
 
 
 def test_a_row_is_accepted_as_much_as_alone(target, noisy) -> None:

@@ -82,6 +82,7 @@ def test_variants_are_read_with_their_types() -> None:
         "all tokens",
         {"draft_vocab_size": None, "fan_out": (4, 2, 1), "timeout_s": 2.5, "mode": "sd", "trace": True},
     )
+    assert parse_variant("no backup: backup=none") == ("no backup", {"backup": "none"})
 
 
 def test_every_arm_runs_on_the_threads_that_its_name_says() -> None:

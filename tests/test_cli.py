@@ -79,3 +79,26 @@ def test_help_names_the_commands_without_importing_torch() -> None:
     assert result.returncode == 0, result.stderr
     assert "compare" in result.stdout
     assert "version" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "somewhere"], r"`target` and `assistant` must be given together.*'somewhere'"),
+        (["--dtype", "int8"], r"`dtype` must be one of .*'int8'"),
+        (["--max-prompt-tokens", "0"], r"`max_prompt_tokens` must be at least 1.*0"),
+        (["--target", "/nowhere/a", "--assistant", "/nowhere/b"], r"/nowhere/a"),
+    ],
+)
+def test_the_demo_says_what_is_wrong(arguments, message):
+    pytest.importorskip("gradio")
+    result = runner.invoke(app, ["demo", *arguments])
+    assert result.exit_code == 2
+    assert re.search(message, result.stderr)
+
+
+def test_the_demo_says_how_to_install_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    result = runner.invoke(app, ["demo"])
+    assert result.exit_code == 2
+    assert "pip install 'hf-ssd[demo]'" in result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -214,7 +215,8 @@ class TestWorker:
         generate_with_ssd(target, inputs=prompt(6), assistant_model=assistant, ssd_config=PROCESS, max_new_tokens=8)
         first = pool._WORKERS[assistant]
         assistant.load_state_dict({name: value.clone() for name, value in target.state_dict().items()}, assign=True)
-        generate_with_ssd(target, inputs=prompt(6), assistant_model=assistant, ssd_config=PROCESS, max_new_tokens=30)
+        own_word = dataclasses.replace(PROCESS, ngram_drafts=False, backup="jit")
+        generate_with_ssd(target, inputs=prompt(6), assistant_model=assistant, ssd_config=own_word, max_new_tokens=30)
         assert pool._WORKERS[assistant] is not first
         assert not first.is_alive
         assert target.ssd_stats.acceptance == 1.0

@@ -38,6 +38,9 @@ def plain_ids(prompt_ids) -> list:
 GREEDY = {"max_new_tokens": 40, "do_sample": False}
 
 
+ITS_OWN_WORD = {"ngram_drafts": False, "backup": "jit"}  # nothing but what the assistant drafts
+
+
 class TestTwoHundredTokens:
     """HF30042, HF30413: wrong positions after a roll-back show in long texts; each assistant rolls back differently."""
 
@@ -51,7 +54,7 @@ class TestTwoHundredTokens:
     @pytest.mark.parametrize("backend", ["inline", "process"])
     def test_a_target_that_is_its_own_assistant(self, target, prompt_ids, mode, backend) -> None:
         for size, least in ((None, 1.0), ("auto", 0.9)):  # of a tree it is not always the likeliest token that is sent
-            config = SSDConfig(mode=mode, backend=backend, draft_tree_size=size)
+            config = SSDConfig(mode=mode, backend=backend, draft_tree_size=size, **ITS_OWN_WORD)
             stats = assert_equals_plain(target, target, prompt_ids, config, max_new_tokens=200)
             assert stats.acceptance >= least
 
@@ -63,7 +66,7 @@ class TestTwoHundredTokens:
     @pytest.mark.parametrize("mode", ["ssd", "sd"])
     def test_never_right_in_a_process(self, target, shared_unrelated, prompt_ids, mode) -> None:
         for size, most in ((None, 0.2), ("auto", 0.4)):  # one of eight guesses is right more often
-            config = SSDConfig(mode=mode, draft_tree_size=size)
+            config = SSDConfig(mode=mode, draft_tree_size=size, **ITS_OWN_WORD)
             stats = assert_equals_plain(target, shared_unrelated, prompt_ids, config, max_new_tokens=200)
             assert stats.acceptance < most
 

@@ -19,6 +19,7 @@ LAYERS = {
     "compat": 1,
     "noise": 1,
     "sampling": 1,
+    "streaming": 1,
     "theory": 1,
     "vocabulary": 1,
     "kv_cache": 2,
@@ -41,12 +42,12 @@ LAYERS = {
     "orchestration": 6,
     "generation": 7,
     "pairs": 8,
-    "evaluation": 9,
     "bench": 9,
     "distill": 9,
     "matrix": 9,
-    "cli": 10,
-    "": 11,  # hf_ssd itself, the public API
+    "evaluation": 10,
+    "cli": 11,
+    "": 12,  # hf_ssd itself, the public API
 }
 
 # Also forbidden, though the numbers would allow it.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -70,6 +71,34 @@ def test_the_wheel_ships_every_source_file_and_nothing_else(wheel):
         shipped = {name for name in archive.namelist() if name.startswith("hf_ssd/")}
     files = (path for path in (ROOT / "hf_ssd").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     assert shipped == {path.relative_to(ROOT).as_posix() for path in files}
+
+
+def test_the_wheel_ships_the_demo_by_a_name_of_its_own(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    files = (path for path in (ROOT / "demo").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    wanted = {f"hf_ssd_demo/{path.relative_to(ROOT / 'demo').as_posix()}" for path in files}
+    assert {"hf_ssd_demo/app.py", "hf_ssd_demo/assets/race.js"} <= wanted
+    assert {name for name in names if name.startswith("hf_ssd_demo/")} == wanted
+    assert not any(name.startswith("demo/") for name in names)
+
+
+def test_the_demo_is_found_in_a_clone_and_in_an_installation(wheel, tmp_path):
+    pytest.importorskip("gradio", reason="needs the `demo` extra")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    # The second is in an installation: nothing of the clone is on its path.
+    for folder, expected in ((ROOT, ROOT / "demo"), (tmp_path, tmp_path / "hf_ssd_demo")):
+        probe = "from hf_ssd.cli.demo import demo_package; print(demo_package()('options').__file__)"
+        run = subprocess.run(
+            [sys.executable, "-c", probe], capture_output=True, text=True, timeout=100, cwd=folder, env=_path(folder)
+        )
+        assert run.returncode == 0, run.stderr
+        assert Path(run.stdout.strip()) == expected / "options.py"
+
+
+def _path(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(folder)}
 
 
 def test_the_wheel_says_what_it_needs(wheel):

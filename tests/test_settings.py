@@ -57,6 +57,7 @@ EFFECTS = {
     "draft_tree_size": Effect(None, 8, lambda stats, _: any(r.num_draft_tokens > r.depth for r in stats.rounds)),
     # A long prompt, in which most pairs of tokens have occurred before.
     "ngram_drafts": Effect(False, True, drafts, prompt_length=700),
+    "backup": Effect("jit", "none", lambda stats, _: {r.origin for r in stats.rounds if r.miss is not None}),
     "cache_budget": Effect(1, 12, lambda stats, _: stats.num_hits),
     "fan_out": Effect([1], [6], lambda stats, _: stats.num_hits),
     "expected_acceptance": Effect(

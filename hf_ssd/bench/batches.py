@@ -96,7 +96,11 @@ def batch_arms(arms: Sequence[Arm], all_cores: int) -> list[Arm]:
     ssd = next((arm for arm in able if arm.name == SSD), None)
     if ssd is None or ssd.config is None:
         return able
-    backups = [replace(ssd, name=_of(each), config=replace(ssd.config, backup=each)) for each in (JIT, *FAST_BACKUPS)]
+    backups = [
+        replace(ssd, name=_of(each), config=replace(ssd.config, backup=each))
+        for each in (JIT, *FAST_BACKUPS)
+        if ssd.config.backup == "auto"
+    ]
     return [*able, *backups, replace(ssd, name=AUTO, target_threads=all_cores, config=replace(ssd.config, mode="auto"))]
 
 

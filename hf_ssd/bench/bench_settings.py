@@ -16,6 +16,7 @@ from .suites import LONG, SHORT_PROMPT_TOKENS, read_suite, sample_evenly
 TEMPERATURES = (0.0, 0.5, 0.7, 1.0)
 DRAFT_LENGTHS = (3, 5, 8)
 LONG_PROMPT_TOKENS = (4096,)
+WORD_FIELDS = ("backup",)  # of SSDConfig, where "none" is a word and not None
 VARIANT_PREFIX = f"{SSD}: "  # begins the name of an SSD arm with settings of its own
 
 
@@ -112,7 +113,10 @@ def parse_variant(text: str) -> tuple[str, dict[str, Any]]:
             f'`variant` must have the form "name:field=value,field=value", but got {text!r}. '
             'For example "full vocabulary:draft_vocab_size=none".'
         )
-    return name.strip(), {field.strip(): _parse_value(value.strip()) for field, _, value in pairs}
+    values = {field.strip(): value.strip() for field, _, value in pairs}
+    return name.strip(), {
+        field: value if field in WORD_FIELDS else _parse_value(value) for field, value in values.items()
+    }
 
 
 def check_variant(name: str, values: Mapping[str, Any], config: SSDConfig) -> None:

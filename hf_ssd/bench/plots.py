@@ -28,7 +28,7 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
 GREY = "#999999"
-ARM_COLOURS = {AR: GREY, HF_ASSISTED: ORANGE, HF_INT8: RED, PROMPT_LOOKUP: SKY, SD: GREEN, SSD: BLUE, AUTO: BLACK}
+ARM_COLOURS = {AR: GREY, HF_ASSISTED: ORANGE, HF_INT8: RED, PROMPT_LOOKUP: SKY, SD: GREEN, SSD: BLUE, AUTO: RED}
 VARIANT_COLOURS = (PURPLE, YELLOW, BLACK, RED)
 SERIES_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY, BLACK)
 MARKERS = "os^Dv"
@@ -318,9 +318,10 @@ def _figure(width: float, height: float, *, num_rows: int = 1, num_columns: int 
 
 
 def _legend_below(figure: Figure, axes: Axes) -> None:
-    """What the lines of a panel are, in a row below all panels."""
+    """What the lines of a panel are, below all panels."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    num_columns = _columns(len(labels), float(figure.get_size_inches()[0]))
+    figure.legend(handles, labels, loc="outside lower center", ncols=num_columns)
 
 
 def _error_bars(axes: Axes, at: Sequence[float], estimates: Sequence[Estimate], colour: str = BLACK) -> None:

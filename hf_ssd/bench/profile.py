@@ -112,13 +112,16 @@ def profile_of(stats: Sequence[SSDStats]) -> Profile | None:
     # The first round's drafting includes the assistant's prefill.
     later = [round_ for call in calls for round_ in call.rounds[1:]]
     hits = [r for r in rounds if r.origin is Origin.CACHE]
-    misses = [r for r in rounds if r.origin is Origin.JUST_IN_TIME]
+    misses = [r for r in rounds if r.miss is not None]
     verify_base_ms, verify_token_ms = _fit_line([(r.num_draft_tokens + 1, r.verify_ms) for r in rounds])
     step_ms, steps_at_hit = _step_ms(later), _mean(r.num_draft_steps for r in later if r.origin is Origin.CACHE)
     ahead = (0.0, 0.0) if mode != "ssd" else None
     if steps_at_hit is not None and step_ms is not None:
         ahead = (steps_at_hit, step_ms)
     steps_at_miss, token_ms = _just_in_time([r for r in later if r.origin is Origin.JUST_IN_TIME], ahead)
+    if steps_at_miss is not None:
+        # Misses that were answered at once took no step.
+        steps_at_miss *= sum(r.origin is Origin.JUST_IN_TIME for r in misses) / len(misses)
     # The last speculation of a call was cut to the tokens still wanted.
     acceptance, num_drafted = _acceptance([round_ for call in calls for round_ in call.rounds[:-1]] or rounds)
     decode_ms = sum(_decode_ms(call) for call in calls)

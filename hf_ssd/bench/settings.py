@@ -57,6 +57,7 @@ class RunSettings:
         assistant_quantization: As in [`SSDConfig`].
         draft_vocab_size: As in [`SSDConfig`].
         verification: As in [`SSDConfig`].
+        backup: As in [`SSDConfig`].
         arms: Which arms to run.
 
     Raises:
@@ -80,6 +81,7 @@ class RunSettings:
     assistant_quantization: Literal["auto", "int8"] | None = "auto"
     draft_vocab_size: int | Literal["auto"] | None = "auto"
     verification: Literal["auto", "coupled", "token", "block", "hierarchical"] = "auto"
+    backup: Literal["auto", "jit", "ngram", "none"] = "auto"
     arms: Sequence[str] = ARM_NAMES
 
     def __post_init__(self) -> None:
@@ -111,6 +113,7 @@ class RunSettings:
             assistant_quantization=self.assistant_quantization,
             draft_vocab_size=self.draft_vocab_size,
             verification=self.verification,
+            backup=self.backup,
             target_threads=self.target_threads,
             assistant_threads=self.assistant_threads,
         )

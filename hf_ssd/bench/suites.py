@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,43 @@ def read_jsonl(path: Path) -> tuple[Prompt, ...]:
     Raises:
         ValueError: If a line is no such object; it is named by its number.
     """
-    prompts = []
+    prompts = [to_prompt(row, where, path.stem) for row, where in jsonl_rows(path)]
+    return _not_empty(prompts, str(path))
+
+
+def read_dataset(source: str) -> tuple[Prompt, ...]:
+    """The prompts of a data set, as `dataset_rows` takes it.
+
+    Raises:
+        ImportError: If the `datasets` package is not installed.
+        OSError: If the data set is not found.
+        ValueError: If the split is not, or a row is no prompt.
+    """
+    label = source.partition("@")[0].partition(":")[0].rstrip("/").rpartition("/")[2]
+    return _not_empty([to_prompt(row, where, label) for row, where in dataset_rows(source)], source)
+
+
+def read_rows(source: str) -> tuple[tuple[Any, str], ...]:
+    """The rows of a JSONL file, or of a data set after `HUB_PREFIX`, each with what to call it in an error.
+
+    Raises:
+        ValueError: If there is no such file, or a line is no JSON.
+        OSError: If a file cannot be read, or the data set is not found.
+        ImportError: If the hub's `datasets` package is needed and missing.
+    """
+    if source.startswith(HUB_PREFIX):
+        return tuple(dataset_rows(source.removeprefix(HUB_PREFIX)))
+    if not Path(source).is_file():
+        raise ValueError(f"`suite` must be read from a JSONL file or {HUB_PREFIX}NAME, but {source!r} is no file.")
+    return tuple(jsonl_rows(Path(source)))
+
+
+def jsonl_rows(path: Path) -> Iterator[tuple[Any, str]]:
+    """The objects of a JSONL file, each with what to call it in an error.
+
+    Raises:
+        ValueError: If a line is no JSON; it is named by its number.
+    """
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip():
             continue
@@ -65,12 +101,11 @@ def read_jsonl(path: Path) -> tuple[Prompt, ...]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"`suite` must hold one JSON object per line, but {where} is none: {error}.") from None
-        prompts.append(to_prompt(row, where, path.stem))
-    return _not_empty(prompts, str(path))
+        yield row, where
 
 
-def read_dataset(source: str) -> tuple[Prompt, ...]:
-    """The prompts of a data set on the hub or in a folder.
+def dataset_rows(source: str) -> Iterator[tuple[Any, str]]:
+    """The rows of a data set on the hub or in a folder, each with what to call it in an error.
 
     Args:
         source: `NAME`, `NAME:CONFIG`, `NAME@SPLIT` or `NAME:CONFIG@SPLIT`. Without a split it is `test`, or the only
@@ -79,7 +114,7 @@ def read_dataset(source: str) -> tuple[Prompt, ...]:
     Raises:
         ImportError: If the `datasets` package is not installed.
         OSError: If the data set is not found.
-        ValueError: If the split is not, or a row is no prompt.
+        ValueError: If the split is not.
     """
     try:
         from datasets import DatasetDict, load_dataset
@@ -92,9 +127,8 @@ def read_dataset(source: str) -> tuple[Prompt, ...]:
     split = split or ("test" if "test" in rows else next(iter(rows)))
     if split not in rows:
         raise ValueError(f"`suite` must name a split among {sorted(rows)}, but got {split!r}.")
-    label = name.rstrip("/").rpartition("/")[2]
-    prompts = [to_prompt(row, f"row {index} of {source}", label) for index, row in enumerate(rows[split])]
-    return _not_empty(prompts, source)
+    for index, row in enumerate(rows[split]):
+        yield row, f"row {index} of {source}"
 
 
 def long_prompts(lengths: Sequence[int]) -> tuple[Prompt, ...]:

@@ -13,6 +13,7 @@ from .options import (
     Assistant,
     AssistantQuantization,
     AssistantThreads,
+    Backup,
     CacheBudget,
     DraftTreeSize,
     DraftVocabSize,
@@ -85,6 +86,7 @@ def bench(
     assistant_quantization: AssistantQuantization = "auto",
     draft_vocab_size: DraftVocabSize = "auto",
     verification: Verification = "auto",
+    backup: Backup = "auto",
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for bench.json, report.md, plots and trace.json.", show_default=False),
@@ -123,6 +125,7 @@ def bench(
                 assistant_quantization=assistant_quantization,
                 draft_vocab_size=draft_vocab_size,
                 verification=verification,
+                backup=backup,
             ),
             out=out,
         )

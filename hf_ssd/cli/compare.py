@@ -13,6 +13,7 @@ from .options import (
     Assistant,
     AssistantQuantization,
     AssistantThreads,
+    Backup,
     CacheBudget,
     DraftTreeSize,
     DraftVocabSize,
@@ -59,6 +60,7 @@ def compare(
     assistant_quantization: AssistantQuantization = "auto",
     draft_vocab_size: DraftVocabSize = "auto",
     verification: Verification = "auto",
+    backup: Backup = "auto",
     arms: Annotated[
         str, typer.Option(help="Arms to run, with commas.")
     ] = "ar,ar_all_cores,hf_assisted,hf_assisted_all_cores,sd,ssd",
@@ -94,6 +96,7 @@ def compare(
                 assistant_quantization=assistant_quantization,
                 draft_vocab_size=draft_vocab_size,
                 verification=verification,
+                backup=backup,
             ),
             arms=split(arms),
             trace_path=trace,

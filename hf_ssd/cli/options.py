@@ -43,6 +43,9 @@ AssistantQuantization = Annotated[
 Verification = Annotated[
     str, typer.Option(help='Verification rule when sampling: "coupled", "token", "block" or "auto".')
 ]
+Backup = Annotated[
+    str, typer.Option(help='What answers an outcome that was not prepared for: "jit", "ngram", "none" or "auto".')
+]
 DraftVocabSize = Annotated[str, typer.Option(help='Tokens to draft from, "auto" or "none" (all).')]
 
 
@@ -89,6 +92,7 @@ def ssd_settings(
     assistant_quantization: str,
     draft_vocab_size: str,
     verification: str,
+    backup: str,
 ) -> dict[str, Any]:
     """Fields of [`SSDConfig`] from what was typed for them. Words that it does not know are for its own checks."""
     return {
@@ -99,6 +103,7 @@ def ssd_settings(
         "assistant_quantization": None if assistant_quantization == "none" else assistant_quantization,
         "draft_vocab_size": number_or("draft_vocab_size", draft_vocab_size, {"auto": "auto", "none": None}),
         "verification": verification,
+        "backup": backup,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..planning import Backup, BackupPolicy, Event
+from ..planning import Answer, Backup, BackupPolicy, Event
 from ..protocol import DraftRequest
 from .draft_tree import Node
 from .ngram import MAX_LENGTH
@@ -40,7 +40,7 @@ class RowBackup:
         self._is_automatic = policy is not None and self._setting == "auto"
         self._policy = policy or BackupPolicy()
         self._misses_in_a_row = 0
-        self._answered: tuple[str, int] | None = None  # with what, after how many misses
+        self._answered: tuple[Answer, int] | None = None  # with what, after how many misses
         self._copied: list[tuple[list[int], int, int]] = []  # what is left of copies, tokens right so far, misses
 
     def resolved(self, tokens: Sequence[int], is_hit: bool, verify_ms: float | None) -> None:
@@ -55,8 +55,7 @@ class RowBackup:
             self._policy.verification_took(verify_ms)
         if self._answered is not None:
             source, misses = self._answered
-            if source != "ngram":  # that is among the copies
-                self._policy.gave(source, len(tokens), misses)  # type: ignore[arg-type]
+            self._policy.gave(source, len(tokens), misses)
         self._check_copies(tokens)
         self._policy.looked_up(is_hit, self._misses_in_a_row)
         self._answered = ("cache", self._misses_in_a_row) if is_hit else None
@@ -66,13 +65,14 @@ class RowBackup:
         """What answers the miss that was just resolved.
 
         Args:
-            copy: What copying would send.
+            copy: What copying would send, no more.
         """
         misses = self._misses_in_a_row - 1
         backup: Backup = "jit" if self._setting == "auto" else self._setting
         if self._is_automatic:
             backup = self._policy.choose(self._num_rows, misses)
-        self._copied.append((list(copy), 0, misses))
+        if backup != "ngram":
+            self._copied.append((list(copy), 0, misses))
         self._answered = (backup, misses) if backup != "none" else None
         return backup
 

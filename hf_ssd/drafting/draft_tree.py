@@ -57,6 +57,11 @@ class Node:
         return self.hidden is not None
 
     @property
+    def is_copied(self) -> bool:
+        """Whether it was copied, without the assistant's word."""
+        return self.event in (Event.COPIED, Event.BORROWED)
+
+    @property
     def is_draft(self) -> bool:
         """Whether it was drafted, rather than guessed as a bonus token."""
         return self.num_drafted > 0

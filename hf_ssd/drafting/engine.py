@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import takewhile
 
 import torch
@@ -14,6 +15,7 @@ from transformers.utils import logging
 from ..kv_cache import keep_branch
 from ..planning import (
     AcceptanceEstimate,
+    Backup,
     BackupPolicy,
     Calibration,
     Event,
@@ -85,10 +87,14 @@ class DraftEngine:
         self._like = like
         self._vocabularies: dict[tuple[int, object], DraftVocabulary | None] = {}
         # What was measured in one row is the best guess for the next.
-        self._measured: dict[tuple[bool, str, float], tuple[Calibration, AcceptanceEstimate, BackupPolicy]] = (
+        self._measured: dict[tuple[bool, str, float], tuple[Calibration, AcceptanceEstimate]] = (
             {} if like is None else like._measured
         )
-        self._pace: Pace = Pace(None if like is None else like._pace)
+        # Times, and what to do about misses, depend on how many rows there are.
+        self._backup_policies: dict[tuple[bool, bool, str, int], BackupPolicy] = (
+            {} if like is None else like._backup_policies
+        )
+        self._paces: dict[int, Pace] = {}
 
     @torch.inference_mode()
     def start(self, request: DraftRequest) -> None:
@@ -97,10 +103,10 @@ class DraftEngine:
         self._vocab_size = request.vocab_size
         self._proposer = Proposer(self.assistant, request, self._vocabulary(request))
         expected = config.expected_acceptance
-        self._calibration, self._acceptance, policy = self._measured.setdefault(
-            (request.do_sample, config.rule, expected),
-            (Calibration(expected), AcceptanceEstimate(expected), BackupPolicy()),
+        self._calibration, self._acceptance = self._measured.setdefault(
+            (request.do_sample, config.rule, expected), (Calibration(expected), AcceptanceEstimate(expected))
         )
+        self._pace = self._pace_of(request.num_rows)
         self._ranker = OutcomeRanker(config, self._calibration, self._acceptance)
         # By Saguaro sampling only, which needs it before the speculation is known that it will be for.
         is_saguaro = request.do_sample and config.saguaro_coefficient < 1.0
@@ -108,6 +114,9 @@ class DraftEngine:
         self._max_tree_tokens = config.max_tree_tokens if request.takes_trees and not request.draws else 0
         self._tokens = list(request.prompt_ids[request.num_padding :])
         self._ngrams = NGramIndex(self._tokens)
+        policy = self._backup_policies.setdefault(
+            (bool(self._max_tree_tokens), request.do_sample, config.rule, request.num_rows), BackupPolicy()
+        )
         self._backup = RowBackup(request, policy if self.overlaps else None)
         self._origin = Origin.NONE
         self._last_position = len(self._tokens) + request.max_new_tokens - 1
@@ -225,8 +234,14 @@ class DraftEngine:
     def _observe(self, last: Node, bonus_token: int) -> None:
         """Learns from an outcome how far the assistant's word can be trusted."""
         path = [self._root, *last.path()]
-        if self._sent and self._origin is not Origin.NGRAM:
-            self._acceptance.update(len(path) - (not last.sent_children), len(path) - 1)
+        # What a chain copied is not the assistant's word.
+        own, after = path, last.sent_children
+        if not self._max_tree_tokens:
+            own = [self._root, *takewhile(lambda node: not node.is_copied, path[1:])]
+            after = [child for child in own[-1].sent_children if not child.is_copied]
+        num_tested = len(own) - 1 + bool(after)
+        if num_tested and self._origin is not Origin.NGRAM:
+            self._acceptance.update(num_tested, len(own) - 1)
         for node in path:
             for child in node.children:
                 if child.is_sent:
@@ -378,9 +393,15 @@ class DraftEngine:
         Returns:
             Where the tokens are from.
         """
-        copies = [borrowed, self._copy_after(self._root)]
-        copies.sort(key=lambda copy: -self._calibration(copy.event, match_strength(copy.length)))
-        backup = "jit" if self.config.mode != "ssd" else self._backup.choose(copies[0].tokens)
+        copies: list[Copy] = []
+        backup: Backup = "jit"
+        may_copy = self.config.ngram_drafts or self.config.backup == "ngram"
+        # One that cannot draft ahead would have nothing to do.
+        if self.config.mode == "ssd" and self.assistant.takes_trees:
+            if may_copy:
+                copies = [self._cut(copy) for copy in (borrowed, self._copy_after(self._root))]
+                copies.sort(key=lambda copy: -self._calibration(copy.event, match_strength(copy.length)))
+            backup = self._backup.choose(copies[0].tokens if copies else ())
         if backup == "none":
             return Origin.NONE
         if backup == "jit":
@@ -391,7 +412,7 @@ class DraftEngine:
             for copy in copies:
                 self._add_copy(self._root, copy)
         has_drafted = bool(self._root.children) and backup == "jit"
-        if not self._max_tree_tokens and (self.config.ngram_drafts or backup == "ngram"):
+        if may_copy and not self._max_tree_tokens:
             # Where the chain ends the text may know more.
             end = self._root
             while end.children:
@@ -399,14 +420,25 @@ class DraftEngine:
             self._add_copy(end, self._copy_after(end))
         return Origin.JUST_IN_TIME if has_drafted else Origin.NGRAM
 
+    def _cut(self, copy: Copy) -> Copy:
+        """What of a copy after the root would be sent."""
+        chance, tokens = 1.0, list[int]()
+        room = min(self.config.max_draft_tokens, self._last_position - self._root.position - 1)
+        for index, token in enumerate(copy.tokens[: max(room, 0)]):
+            chance *= self._calibration(copy.event, match_strength(min(copy.length + index, MAX_LENGTH)))
+            if chance < MIN_COPIED_CHANCE or not self._pays_as_copy(chance):
+                break
+            tokens.append(token)
+        return replace(copy, tokens=tokens)
+
     def _may_branch(self, node: Node, chance: float) -> bool:
         """Whether a copied token may follow `node`, given its chance. In a chain everything is sent."""
-        if self._max_tree_tokens:
-            return True
+        return bool(self._max_tree_tokens) or (not node.children and self._pays_as_copy(chance))
+
+    def _pays_as_copy(self, chance: float) -> bool:
         # Without a second process nothing goes by the clock, so that a seed gives the same draws each time.
         rates = self._rates() if self.overlaps else None
-        pays = chance > MIN_UNMEASURED_CHANCE if rates is None else is_worth_verifying(chance, rates)
-        return pays and not node.children
+        return chance > MIN_UNMEASURED_CHANCE if rates is None else is_worth_verifying(chance, rates)
 
     def _catch_up(self) -> Work[None]:
         """Runs what the row got without the assistant, and after it the speculation if that is a chain."""
@@ -552,10 +584,16 @@ class DraftEngine:
         has_room = limit is None or len(self._tokens) + num_tokens <= limit
         if not has_room:
             logger.warning_once(
-                f"The assistant reads at most {limit} tokens (`max_position_embeddings`); from there on the target "
-                "goes on alone. An assistant with a longer context would keep the speed."
+                f"The assistant reads at most {limit} tokens (`max_position_embeddings`); from there on it drafts "
+                "nothing. An assistant with a longer context would keep the speed."
             )
         return has_room and bool(self._tokens)
+
+    def _pace_of(self, num_rows: int) -> Pace:
+        """The pace of calls with so many rows."""
+        if num_rows not in self._paces:
+            self._paces[num_rows] = Pace(None if self._like is None else self._like._pace_of(num_rows))
+        return self._paces[num_rows]
 
     def _vocabulary(self, request: DraftRequest) -> DraftVocabulary | None:
         key = (request.vocab_size, request.config.draft_vocab_size)

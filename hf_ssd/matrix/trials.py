@@ -16,8 +16,9 @@ from ..compat import CACHE_KEY
 from ..config import Backend, Mode, SSDConfig
 from ..drafting import AssistantModel
 from ..generation import generate_with_ssd
+from ..kv_cache import keeps_everything
 from ..metrics import SSDStats
-from ..target_trees import Masks, keeps_everything, masks_of
+from ..target_trees import Masks, masks_of
 from ..vocabulary import UnsupportedError
 from .zoo import VOCAB_SIZE, Family
 

@@ -1,7 +1,7 @@
 """What to prepare, decided from what was measured. No models, no processes."""
 
 from .acceptance import AcceptanceEstimate
-from .backups import Backup, BackupPolicy
+from .backups import Answer, Backup, BackupPolicy
 from .calibration import Calibration, Event
 from .fan_out import plan_fan_out
 from .linear_fit import LinearFit
@@ -10,6 +10,7 @@ from .planner import Rates, best_step, is_worth_verifying, step_width
 
 __all__ = [
     "AcceptanceEstimate",
+    "Answer",
     "Backup",
     "BackupPolicy",
     "Calibration",

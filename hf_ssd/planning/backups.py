@@ -8,11 +8,13 @@ from typing import Literal
 from ..theory import critical_batch_size
 
 Backup = Literal["jit", "ngram", "none"]
+Answer = Literal["cache", "jit", "ngram"]  # that brings draft tokens
 
 MISSES_IN_A_ROW = 3  # from then on a row's figures are those of rows that keep missing
 MIN_SEEN = 4  # of each kind, before a choice is made by figures
-RETRY_EVERY = 64  # misses, after which drafting just in time is tried again: it cannot be measured otherwise
+RETRY_EVERY = 32  # misses, after which drafting just in time is tried again: it cannot be measured otherwise
 LEAST_WEIGHT = 0.02  # of something new in a mean, so that old text is forgotten
+MOST_WEIGHT = 0.3  # of what has not been seen for long: then it stands for all that was not seen
 
 
 @dataclass
@@ -20,9 +22,11 @@ class _Mean:
     value: float = 0.0
     num_seen: int = 0
 
-    def update(self, value: float) -> None:
+    def update(self, value: float, gap: int = 1) -> None:
+        """Takes in a value, the first one in `gap` misses."""
         self.num_seen += 1
-        self.value += max(1.0 / self.num_seen, LEAST_WEIGHT) * (value - self.value)
+        weight = min(1.0 - (1.0 - LEAST_WEIGHT) ** gap, MOST_WEIGHT)
+        self.value += max(1.0 / self.num_seen, weight) * (value - self.value)
 
 
 @dataclass
@@ -34,6 +38,7 @@ class _Figures:
     jit: _Mean = field(default_factory=_Mean)
     ngram: _Mean = field(default_factory=_Mean)
     num_misses: int = 0
+    num_misses_at_jit: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -68,7 +73,8 @@ class BackupPolicy:
             misses_in_a_row: Of this row, before this one.
         """
         figures = self._figures(misses_in_a_row)
-        figures.num_misses += 1
+        for each in self._all_figures(misses_in_a_row):
+            each.num_misses += 1
         critical = self.critical_batch_size(misses_in_a_row)
         is_due = figures.num_misses % RETRY_EVERY == 0
         return "jit" if critical is None or num_rows < critical or is_due else "ngram"
@@ -87,10 +93,13 @@ class BackupPolicy:
         for figures in self._all_figures(misses_in_a_row):
             figures.hit_rate.update(float(is_hit))
 
-    def gave(self, source: Literal["cache", "jit", "ngram"], num_tokens: int, misses_in_a_row: int) -> None:
+    def gave(self, source: Answer, num_tokens: int, misses_in_a_row: int) -> None:
         """An answer after so many misses led to so many tokens, or would have."""
         for figures in self._all_figures(misses_in_a_row):
-            getattr(figures, source).update(num_tokens)
+            gap = 1
+            if source == "jit":
+                gap, figures.num_misses_at_jit = figures.num_misses - figures.num_misses_at_jit, figures.num_misses
+            getattr(figures, source).update(num_tokens, max(gap, 1))
 
     def jit_took(self, duration_ms: float) -> None:
         """Drafting just in time took so long."""

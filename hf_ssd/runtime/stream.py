@@ -24,7 +24,9 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
+from ..drafting.int8 import copy_modules
 from ..protocol import DraftRequest, SpeculatorError
 from ..sampling import Processor
 from ..types import Outcome, Speculation
@@ -33,6 +35,8 @@ from .arena import weight_identities
 from .inline import copy_processors
 from .server import Server
 from .speculator import Worker, warn_unless_ahead
+
+logger = logging.get_logger(__name__)
 
 # Loading, and what the first row on a device has to prepare.
 START_TIMEOUT_S = 180.0
@@ -63,8 +67,7 @@ class StreamWorker(Worker):
     def start(self, model: PreTrainedModel) -> None:
         """Starts the thread. It returns before that is ready."""
         self._identities = weight_identities(model)
-        # A second object over the same weights: the thread must not keep the caller's alive, at whose end it ends.
-        arguments = (copy.copy(model), self._quantization, self._inbox, self._outbox)
+        arguments = (_second_object(model), self._quantization, self._inbox, self._outbox)
         self._thread = threading.Thread(target=_serve, args=arguments, name="hf_ssd assistant", daemon=True)
         self._inbox.put(None)  # the weights may still be on their way to the device
         self._thread.start()
@@ -221,6 +224,19 @@ class _MailboxChannel:
 
 
 _CLOSED = object()
+
+
+def _second_object(model: PreTrainedModel) -> PreTrainedModel:
+    """Another model over the same weights.
+
+    The thread must not keep the caller's alive, at whose end it ends. And a target that is its own assistant, or shares
+    its config, must not attend as the thread does meanwhile, which is set in the config: so that is another one too.
+    """
+    try:
+        return copy_modules(model)
+    except Exception as error:  # whatever a model may hold that cannot be copied
+        logger.info(f"The assistant's modules cannot be copied ({error!r}); the thread uses them as they are.")
+        return copy.copy(model)
 
 
 def _serve(model: PreTrainedModel, quantization: str | None, inbox: Mailbox, outbox: Mailbox) -> None:

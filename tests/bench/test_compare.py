@@ -182,9 +182,11 @@ def test_without_a_chat_template_the_text_is_taken_as_it_is() -> None:
 
 
 def test_settings_build_the_config_that_is_measured() -> None:
-    settings = CompareSettings(num_assistant_tokens=3, cache_budget=7, draft_vocab_size=None, target_threads=2)
+    settings = CompareSettings(
+        num_assistant_tokens=3, cache_budget=7, draft_vocab_size=None, target_threads=2, backup="none"
+    )
     assert settings.ssd_config == SSDConfig(
-        num_assistant_tokens=3, cache_budget=7, draft_vocab_size=None, target_threads=2
+        num_assistant_tokens=3, cache_budget=7, draft_vocab_size=None, target_threads=2, backup="none"
     )
     assert CompareSettings(temperature=0.5, top_p=0.9).sampling == {
         "do_sample": True, "num_beams": 1, "temperature": 0.5, "top_k": 0, "top_p": 0.9,

@@ -106,6 +106,14 @@ class TestWhatIsMeasured:
         # Without a draft a round is no figure of the assistant's, but what copying would have given is known.
         assert policy.told == [("ngram", 1, 0), ("ngram", 1, 1), ("ngram", 1, 2), ("cache", 2, 3)]
 
+    def test_copies_that_were_sent_count_as_they_came_out(self) -> None:
+        policy = Policy()
+        backup = RowBackup(request(SSDConfig(backup="ngram")), policy)
+        backup.resolved([1], False, 1.0)
+        assert backup.choose([2, 3]) == "ngram"
+        backup.resolved([2, 9], True, 1.0)
+        assert policy.told == [("ngram", 2, 0)]
+
     def test_without_a_policy_drafting_is_just_in_time(self) -> None:
         backup = RowBackup(request(SSDConfig()), None)
         for _ in range(100):
@@ -151,6 +159,22 @@ class TestEngine:
         assert speculation.tokens == PROMPT[1 : 1 + len(speculation)]
         assert len(speculation) >= 1
         assert num_forwards == 0
+
+    @pytest.mark.parametrize("length", [1, 2, 4])
+    def test_the_policy_hears_of_no_more_than_is_sent(self, length: int, monkeypatch) -> None:
+        copies = []
+        choose = RowBackup.choose
+        monkeypatch.setattr(RowBackup, "choose", lambda self, copy: copies.append(tuple(copy)) or choose(self, copy))
+        engine = make_engine(backup="ngram", num_assistant_tokens=length)
+        speculation, _ = miss(engine, PROMPT[0])
+        assert copies == [speculation.tokens]
+        assert 1 <= len(speculation) <= length
+
+    def test_without_copying_there_is_only_nothing_to_choose(self, monkeypatch) -> None:
+        monkeypatch.setattr(RowBackup, "choose", lambda self, copy: "ngram")
+        engine = make_engine(ngram_drafts=False)
+        speculation, num_forwards = miss(engine, PROMPT[0])
+        assert (len(speculation), speculation.origin, num_forwards) == (0, Origin.NONE, 0)
 
     @pytest.mark.parametrize("takes_trees", [False, True])
     @pytest.mark.parametrize("backup", ["ngram", "none"])

@@ -10,9 +10,7 @@ from hf_ssd.planning.backups import MISSES_IN_A_ROW, RETRY_EVERY, BackupPolicy
 from hf_ssd.theory import critical_batch_size
 
 
-def taught(
-    *, hit_rate: float = 0.8, cache: int = 3, jit: int = 3, ngram: int = 1, jit_ms: float = 50.0
-) -> BackupPolicy:
+def taught(*, jit: int = 3, ngram: int = 1, jit_ms: float = 50.0) -> BackupPolicy:
     """A policy that has seen rounds of 100 ms, of which eight in ten were hits."""
     policy = BackupPolicy()
     for _ in range(20):
@@ -69,6 +67,19 @@ def test_rows_that_keep_missing_are_judged_by_their_own_figures() -> None:
         policy.gave("ngram", 1, late)
     assert policy.choose(1, late) == "ngram"
     assert policy.choose(1, 0) == "jit"
+
+
+def test_it_comes_back_to_the_assistant_when_the_text_does() -> None:
+    policy = taught(jit=1)
+    assert policy.choose(1, 0) == "ngram"
+    num_misses = 0
+    while num_misses < 10 * RETRY_EVERY:
+        num_misses += 1
+        if policy.choose(1, 0) == "jit":
+            policy.gave("jit", 4, 0)
+            if policy.choose(1, 0) == "jit":
+                break
+    assert num_misses <= 4 * RETRY_EVERY
 
 
 def test_drafting_just_in_time_is_tried_again_from_time_to_time() -> None:

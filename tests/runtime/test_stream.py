@@ -114,6 +114,18 @@ class TestOutput:
         del kwargs["input_ids"]
         assert ssd(target, assistant, **kwargs) == expected
 
+    @pytest.mark.parametrize("settings", [{}, {"draft_tree_size": None}, {"backup": "ngram"}])
+    def test_a_target_that_is_its_own_assistant(self, target, settings) -> None:
+        """Both sides run at once, and each has its own way to attend."""
+        batch = padded_batch([prompt(2 + row, seed=row) for row in range(3)])
+        expected = target.generate(**batch, **GREEDY).tolist()
+        kwargs = {**batch, "inputs": batch["input_ids"]}
+        del kwargs["input_ids"]
+        for _ in range(6):
+            assert ssd(target, target, SSDConfig(backend="stream", **settings), **kwargs) == expected
+            assert target.ssd_stats.degraded is None
+        pool.close_worker(target)
+
     def test_draws_come_with_what_they_were_drawn_from(self, target, twin) -> None:
         """An assistant that is the target itself has every draft token accepted, if its distributions arrive."""
         torch.manual_seed(0)
