@@ -24,6 +24,7 @@ from .kv_cache import (
 from .protocol import DraftRequest
 from .recorder import Recorder
 from .row import Decision, Link, Row, no_grad, round_stats
+from .target_trees import counts_slots
 from .types import Speculation
 
 # What a copy of the cache costs, in reads of it: each entry is read and written once, and lies in another place then.
@@ -226,6 +227,7 @@ def decodes_together(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bo
         and (positions is None or positions.ndim == 2)
         and not has_other_tensors
         and (keeps_everything(cache) or (has_windows(cache) and not hasattr(text_config, "attention_chunk_size")))
+        and not counts_slots(model)
         and text_config._attn_implementation in ("eager", "sdpa")
         and "position_ids" in inspect.signature(model.forward).parameters
     )

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from transformers import GenerationConfig, PreTrainedModel, SynthIDTextWatermarkingConfig
-from transformers.cache_utils import Cache, StaticLayer
+from transformers.cache_utils import (
+    Cache,
+    DynamicCache,
+    DynamicIndexedLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+    StaticLayer,
+)
 from transformers.generation import (
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS, GenerationMode
 
+from .compat import CACHE_KEY, DUMMY_LAYERS
 from .vocabulary import UnsupportedError, check_vocab_sizes
 
 REMEDY = 'Change that, or use `ssd_config={"mode": "ar"}` for plain generation.'
 
 # All others of transformers' are functions of the tokens before and the scores, which may be asked in any order.
 STATEFUL_PROCESSORS = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierFreeGuidanceLogitsProcessor)
+
+# Families whose forward adds tokens to the input, so that a cache has more entries than there are tokens.
+OWN_PROMPTS = ("cpmant",)
+
+# What is kept per layer and can be rolled back entry by entry; other layers are of a family's own making.
+KNOWN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, *DUMMY_LAYERS)
 
 
 def check_pair(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
@@ -38,8 +54,36 @@ def check_model(role: str, model: PreTrainedModel) -> None:
             f"The {role} must be decoder-only, but {name} is an encoder-decoder model, which transformers' own "
             "assisted generation supports."
         )
-    if getattr(model, "_is_stateful", False):
+    layers = _cache_layers(model)
+    if getattr(model, "_is_stateful", False) or any(
+        isinstance(each, LinearAttentionCacheLayerMixin) for each in layers
+    ):
         _refuse(f"The {role} must be able to take tokens back, but {name} keeps a recurrent state.")
+    unknown = sorted({type(each).__name__ for each in layers if type(each) not in KNOWN_LAYERS})
+    if unknown:
+        _refuse(f"The {role} must be able to take tokens back, but {name} keeps what it read in {unknown[0]}.")
+    if not _takes_cache(model):
+        _refuse(f"The {role} must keep what it computed in a cache, but {name} takes none.")
+    if model.config.model_type in OWN_PROMPTS:
+        _refuse(f"The {role} must read the tokens it is given, but {name} puts others of its own before them.")
+
+
+def _cache_layers(model: PreTrainedModel) -> list[Any]:
+    """What each layer of the model would keep; nothing where only the model's own code knows."""
+    try:
+        return list(DynamicCache(config=model.config).layers)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return []
+
+
+def _takes_cache(model: PreTrainedModel) -> bool:
+    # Of transformers' own classes: a class made from one need not name what it passes on.
+    forwards = [
+        inspect.signature(vars(each)["forward"]).parameters
+        for each in type(model).__mro__
+        if each.__module__.startswith("transformers.models.") and "forward" in vars(each)
+    ]
+    return not forwards or any({CACHE_KEY, "past_key_values"} & each.keys() for each in forwards)
 
 
 def check_call(config: GenerationConfig, arguments: dict[str, Any]) -> None:

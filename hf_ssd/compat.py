@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from transformers import GenerationMixin
+from transformers import GenerationMixin, cache_utils
 from transformers.cache_utils import Cache
 from transformers.generation import candidate_generator
 
@@ -14,6 +14,11 @@ CACHE_KEY = (
     "cache"
     if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
     else "past_key_values"
+)
+
+# Stands in a cache for a layer that reads another one's keys and values; 5.17 has nothing there.
+DUMMY_LAYERS: tuple[type, ...] = tuple(
+    getattr(cache_utils, name) for name in ("DummyLayer",) if hasattr(cache_utils, name)
 )
 
 

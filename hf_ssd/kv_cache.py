@@ -65,6 +65,10 @@ def keep_branch(cache: Cache, num_prefix: int, slots: Sequence[int]) -> None:
             layer.keys[..., num_prefix:end, :] = layer.keys.index_select(-2, index)
             layer.values[..., num_prefix:end, :] = layer.values.index_select(-2, index)
         layer.keys, layer.values = layer.keys[..., :end, :], layer.values[..., :end, :]
+        if getattr(layer, "indexer_keys", None) is not None:  # of sparse attention, shape (batch, slots, head_dim)
+            if index is not None:
+                layer.indexer_keys[:, num_prefix:end] = layer.indexer_keys.index_select(1, index)
+            layer.indexer_keys = layer.indexer_keys[:, :end]
 
 
 def keeps_everything(cache: Cache | None) -> bool:

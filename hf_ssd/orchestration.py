@@ -200,7 +200,7 @@ def draft_request(
         num_rows: Rows that are decoded together with it, itself included.
     """
     do_sample = bool(row.config.do_sample)
-    processors = list(row.processors)
+    processors = [_for_one_row(processor, row.index) for processor in row.processors]
     if do_sample and config.assistant_temperature is not None:
         processors = with_temperature(processors, config.assistant_temperature)
     return DraftRequest(
@@ -215,6 +215,17 @@ def draft_request(
         config=config,
         num_rows=num_rows,
     )
+
+
+def _for_one_row(processor: Any, index: int) -> Any:
+    """A processor that knows the batch as one that takes any number of prefixes of one row, as drafting has them."""
+    # The repetition penalty of recent versions: padding of each row.
+    num_ignored = getattr(processor, "prompt_ignore_length", None)
+    if not isinstance(num_ignored, torch.Tensor):
+        return processor
+    processor = copy.copy(processor)
+    processor.prompt_ignore_length = int(num_ignored[index])
+    return processor
 
 
 def _count_padding(mask: torch.Tensor | None, input_ids: torch.Tensor, row: int) -> int:

@@ -46,6 +46,15 @@ def masks_of(model: PreTrainedModel) -> Masks:
     return known[1]
 
 
+def counts_slots(model: PreTrainedModel) -> bool:
+    """Whether windows go by slots of the cache and not by positions, as in GPT-Neo's local layers.
+
+    Then a token has to be in the slot that it has when decoding one by one: no branches, no holes. What is tried on a
+    few tokens cannot find that out, windows being longer.
+    """
+    return "local" in getattr(model.config.get_text_config(decoder=True), "attention_layers", ())
+
+
 def tree_inputs(inputs: dict[str, Any], speculation: Speculation, masks: Masks, dtype: torch.dtype) -> dict[str, Any]:
     """The inputs of a forward on the root and the draft tokens of a tree, from those of a chain of the same length.
 
@@ -88,6 +97,8 @@ def attention_for(model: PreTrainedModel, inputs: dict[str, Any]) -> AbstractCon
 
 
 def _find_masks(model: PreTrainedModel, attention: str) -> Masks:
+    if counts_slots(model):
+        return Masks.OWN
     # `generate()` gives positions to those only that name them.
     if attention not in ("eager", "sdpa") or "position_ids" not in inspect.signature(model.forward).parameters:
         return Masks.OWN

@@ -44,6 +44,7 @@ LAYERS = {
     "pairs": 8,
     "bench": 9,
     "distill": 9,
+    "matrix": 9,
     "evaluation": 10,
     "cli": 11,
     "": 12,  # hf_ssd itself, the public API

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import typer
 
+from .arguments import arguments
 from .bench import bench
 from .check_sampling import check_sampling
 from .compare import compare
 from .demo import demo
 from .evaluate import evaluate
+from .families import families
 from .frontier import frontier
 from .predict import predict
 
@@ -23,6 +25,8 @@ app.command()(compare)
 app.command()(bench)
 app.command()(frontier)
 app.command()(predict)
+app.command()(families)
+app.command()(arguments)
 app.command()(demo)
 app.command()(evaluate)
 app.command()(check_sampling)

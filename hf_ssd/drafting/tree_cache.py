@@ -5,19 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicIndexedLayer
 
 MIN_SPARE_TOKENS = 512  # a few megabytes for a small model, untouched until used
 
 
-class SlabLayer(DynamicLayer):
+class SlabLayer(DynamicIndexedLayer):
     """Keys and values of one layer, as views of slabs with room for more.
 
     `DynamicLayer` concatenates: each step of a draft copies the whole context. Here a step writes its own entries. A
     slab that is full is copied once to one half as large again.
 
     `keys` and `values` always start where their slabs start, so shortening the views, as `crop` and
-    [`~kv_cache.keep_branch`] do, is all it takes to drop entries.
+    [`~kv_cache.keep_branch`] do, is all it takes to drop entries. What an indexer of sparse attention keeps beside them
+    is concatenated as everywhere.
     """
 
     keys: torch.Tensor
