@@ -18,10 +18,8 @@ def final_number(text: str) -> str | None:
 
     Currency signs, thousands separators and zeros after the point are left out: `"$1,200.00"` is `"1200"`.
 
-    ```python
     >>> final_number("5 + 7 = 12. #### $1,200.00")
     '1200'
-    ```
     """
     _, mark, after = text.rpartition(MARK)
     found = NUMBER.findall(after) if mark else []
