@@ -96,10 +96,11 @@ def try_family(family: Family, backend: Backend = "inline", attentions: Sequence
     for attention in attentions:
         try:
             target = family.make(attn_implementation=attention)
-        except ValueError as error:
-            if "attention implementation" not in str(error) and "does not support" not in str(error):
-                raise
-            continue
+            target.generate(**_prompts(1), max_new_tokens=2, do_sample=False)
+        except Exception as error:  # not SSD's doing; it says why
+            if isinstance(error, ValueError) and ("implementation" in str(error) or "does not support" in str(error)):
+                continue
+            return replace(result, result=SKIPPED, reason=f"transformers cannot run it: {error!r}")
         assistant = family.make_assistant(attn_implementation=attention)
         result = replace(result, architecture=type(target).__name__, attentions=(*result.attentions, attention))
         try:
