@@ -142,7 +142,8 @@ class Visit:
         else:
             box.fill(value)
             self.page.keyboard.press("Enter")
-        self.page.keyboard.press("Tab")
+        box.blur()  # Tab would open the next list
+        self.page.wait_for_function("!document.querySelector('[role=option]')")
         assert box.input_value() == value
 
     def race(self, *, wait: bool = True) -> None:
