@@ -15,5 +15,7 @@ def modules_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("evaluate")
         patch.setattr(evaluate.config, "HF_MODULES_CACHE", folder / "modules")
+        # Before the user's, which transformers may have put there for code of its own, and which may hold some of them.
+        patch.syspath_prepend(folder / "modules")
         patch.setattr(evaluate.config, "HF_METRICS_CACHE", folder / "metrics")
         yield
