@@ -20,9 +20,9 @@ from .options import (
     TargetThreads,
     errors,
     number_or,
+    run_with_progress,
     show_report,
     split,
-    still,
 )
 
 if TYPE_CHECKING:
@@ -84,17 +84,10 @@ def check_sampling(
 
 
 def _check(settings: SamplingSettings, as_json: bool) -> bool:
-    from rich.console import Console
-
-    from ..bench.report import progress_bar
     from ..evaluation.sampling_check import check_sampling as run_check
     from ..evaluation.sampling_report import write_check, write_check_files
 
-    still()
-    if settings.out is not None:
-        settings.out.mkdir(parents=True, exist_ok=True)
-    with progress_bar(Console(stderr=True)) as progress:
-        result = run_check(settings, progress)
+    result = run_with_progress(lambda progress: run_check(settings, progress), settings.out)
     files = write_check_files(result, settings.out) if settings.out is not None else ()
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=2))

@@ -26,10 +26,10 @@ from .options import (
     Verification,
     errors,
     numbers,
+    run_with_progress,
     show_report,
     split,
     ssd_settings,
-    still,
 )
 
 if TYPE_CHECKING:
@@ -122,17 +122,10 @@ def evaluate(
 
 
 def _evaluate(settings: EvaluationSettings, as_json: bool) -> None:
-    from rich.console import Console
-
-    from ..bench.report import progress_bar
     from ..evaluation.report import write_evaluation, write_files
     from ..evaluation.run import evaluate_arms
 
-    still()
-    if settings.out is not None:
-        settings.out.mkdir(parents=True, exist_ok=True)
-    with progress_bar(Console(stderr=True)) as progress:
-        result = evaluate_arms(settings, progress)
+    result = run_with_progress(lambda progress: evaluate_arms(settings, progress), settings.out)
     files = write_files(result, settings.out) if settings.out is not None else ()
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=2))

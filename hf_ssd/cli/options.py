@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     from ..bench.bench_settings import BenchSettings
     from ..bench.figures import BenchResult
+    from ..bench.schedule import Progress
 
 Number = TypeVar("Number", int, float)
+Result = TypeVar("Result")
 
 Target = Annotated[
     str | None, typer.Option(help="Name or folder of the target. Default: the embedded pair.", show_default=False)
@@ -108,17 +110,28 @@ def ssd_settings(
 
 
 def run_benchmark(settings: BenchSettings) -> BenchResult:
-    """Runs a benchmark under a progress bar. Its folder is made before, so that a bad one is no surprise after."""
+    """Runs a benchmark under a progress bar."""
+    from ..bench.benchmark import Benchmark
+
+    return run_with_progress(lambda progress: Benchmark(settings, progress).run(), settings.out)
+
+
+def run_with_progress(run: Callable[[Progress], Result], out: Path | None) -> Result:
+    """Runs a measurement under a progress bar. Its folder is made before, so that a bad one is no surprise after.
+
+    Args:
+        run: The measurement; it is given whom to tell how far it is.
+        out: Its folder, if it has one.
+    """
     from rich.console import Console
 
-    from ..bench.benchmark import Benchmark
     from ..bench.report import progress_bar
 
     still()
-    if settings.out is not None:
-        settings.out.mkdir(parents=True, exist_ok=True)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
     with progress_bar(Console(stderr=True)) as progress:
-        return Benchmark(settings, progress).run()
+        return run(progress)
 
 
 def show_report(report: str, width: int, out: Path | None, files: Sequence[str]) -> None:

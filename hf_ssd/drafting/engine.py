@@ -134,7 +134,7 @@ class DraftEngine:
         self._pace.started()
 
     def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> Speculation:
-        """Answers an outcome: from the speculation cache, or by drafting just in time."""
+        """Answers an outcome: from the speculation cache, or by the backup."""
         return work_together(self.assistant, [self.resolving(outcome, verify_ms)])[0]
 
     def resolving(self, outcome: Outcome, verify_ms: float | None = None) -> Work[Speculation]:
