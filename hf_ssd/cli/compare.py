@@ -27,9 +27,9 @@ from .options import (
     Verification,
     console,
     errors,
+    run_with_progress,
     split,
     ssd_settings,
-    still,
 )
 
 if TYPE_CHECKING:
@@ -105,14 +105,10 @@ def compare(
 
 
 def _compare(settings: CompareSettings, as_json: bool) -> None:
-    from rich.console import Console
-
     from ..bench.compare import compare as run_comparison
-    from ..bench.report import print_report, progress_bar
+    from ..bench.report import print_report
 
-    still()
-    with progress_bar(Console(stderr=True)) as progress:
-        comparison = run_comparison(settings, progress)
+    comparison = run_with_progress(lambda progress: run_comparison(settings, progress))
     if as_json:
         typer.echo(json.dumps(comparison.to_dict(), indent=2))
     else:

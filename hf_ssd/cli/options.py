@@ -116,7 +116,7 @@ def run_benchmark(settings: BenchSettings) -> BenchResult:
     return run_with_progress(lambda progress: Benchmark(settings, progress).run(), settings.out)
 
 
-def run_with_progress(run: Callable[[Progress], Result], out: Path | None) -> Result:
+def run_with_progress(run: Callable[[Progress], Result], out: Path | None = None) -> Result:
     """Runs a measurement under a progress bar. Its folder is made before, so that a bad one is no surprise after.
 
     Args:
