@@ -55,7 +55,8 @@ class SSDGenerationMixin(GenerationMixin):
     Without `ssd_config`, and unless `enable_ssd` was called, `generate()` is transformers' own.
 
     Attributes:
-        ssd_stats: Figures of the latest call ([`SSDStats`]), `None` before the first.
+        ssd_stats: Figures of the call that ended last ([`SSDStats`]), `None` before the first. Of calls in several
+            threads `return_dict_in_generate=True` gives each its own.
     """
 
     ssd_stats: SSDStats | None = None
@@ -83,20 +84,21 @@ class SSDGenerationMixin(GenerationMixin):
         config = SSDConfig.of(ssd_config) if is_explicit or attached is None else attached.config
         assistant = kwargs.get("assistant_model") or (attached.assistant if attached else None)
         if config.mode != "auto":
-            return self._generate_in_mode(config, assistant, kwargs, is_explicit=is_explicit)
+            return self._generate_in_mode(config, assistant, kwargs, is_explicit=is_explicit)[0]
         policy = _POLICIES.setdefault(self, {}).setdefault(id(assistant), ModePolicy())
         kind = _kind_of_call(self, kwargs)
         mode = policy.choose(kind)
-        output = self._generate_in_mode(replace(config, mode=mode), assistant, kwargs, is_explicit=is_explicit)
-        if self.ssd_stats is not None and self.ssd_stats.mode == mode:
-            change = policy.learn(kind, mode, self.ssd_stats.num_tokens, self.ssd_stats.duration_s)
+        output, stats = self._generate_in_mode(replace(config, mode=mode), assistant, kwargs, is_explicit=is_explicit)
+        if stats.mode == mode:
+            change = policy.learn(kind, mode, stats.num_tokens, stats.duration_s)
             if change is not None:
                 logger.info(f'mode="auto" for {kind[0]} row(s): {change}.')
         return output
 
     def _generate_in_mode(
         self, config: SSDConfig, assistant: PreTrainedModel | None, kwargs: dict[str, Any], *, is_explicit: bool
-    ) -> Any:
+    ) -> tuple[Any, SSDStats]:
+        """The output and the figures of this very call: on the model there may already be those of another thread's."""
         is_ar = config.mode == "ar"
         if is_ar:
             assistant, kwargs = None, {**kwargs, "assistant_model": None}
@@ -118,15 +120,15 @@ class SSDGenerationMixin(GenerationMixin):
             return self._generate_plainly(kwargs)
         call = SSDCall(assistant, config, Recorder(config.mode, config.trace))
         output = super().generate(**{**kwargs, "assistant_model": call})
-        self.ssd_stats = call.recorder.close()
-        return with_stats(output, self.ssd_stats)
+        stats = self.ssd_stats = call.recorder.close()
+        return with_stats(output, stats), stats
 
-    def _generate_plainly(self, kwargs: dict[str, Any]) -> Any:
+    def _generate_plainly(self, kwargs: dict[str, Any]) -> tuple[Any, SSDStats]:
         recorder = Recorder("ar")
         eos_token_id = _generation_config(self, kwargs).eos_token_id
         output = decode_plainly(super().generate, kwargs, recorder, eos_token_id)
-        self.ssd_stats = recorder.close()
-        return with_stats(output, self.ssd_stats)
+        stats = self.ssd_stats = recorder.close()
+        return with_stats(output, stats), stats
 
     # `generate()` prepares everything (special tokens, masks, caches, processors, stopping) and then comes here.
     def _assisted_decoding(
@@ -222,8 +224,8 @@ def make_custom_generate(
         check_call(kwargs["generation_config"], kwargs)
         call = SSDCall(assistant_model, config, Recorder(config.mode, config.trace))
         output = decode_speculatively(model, input_ids, call=call, streamer=streamer, **kwargs)
-        model.ssd_stats = call.recorder.close()
-        return with_stats(output, model.ssd_stats)
+        stats = model.ssd_stats = call.recorder.close()
+        return with_stats(output, stats)
 
     return ssd
 

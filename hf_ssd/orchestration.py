@@ -25,6 +25,7 @@ from .noise import derive_seed
 from .protocol import DraftRequest, Speculator
 from .recorder import Recorder
 from .row import Link, Row
+from .runtime.cpu_threads import set_own_threads
 from .runtime.placement import available_cores, split_threads
 from .runtime.pool import speculator_for
 from .sampling import with_temperature
@@ -141,7 +142,7 @@ class _Observer(StoppingCriteria):
 
     def __init__(self, recorder: Recorder, eos_token_id: int | list[int] | None) -> None:
         self.recorder = recorder
-        self._eos = torch.tensor([] if eos_token_id is None else eos_token_id, dtype=torch.long).flatten()
+        self._eos = torch.tensor([] if eos_token_id is None else eos_token_id, dtype=torch.long, device="cpu").flatten()
         self._is_running: torch.Tensor | None = None
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.Tensor:
@@ -160,10 +161,10 @@ def _threads(num_threads: int | None) -> Iterator[Callable[[], None]]:
     before = torch.get_num_threads()
 
     def restore() -> None:
-        torch.set_num_threads(before)
+        set_own_threads(before)
 
     if num_threads is not None:
-        torch.set_num_threads(num_threads)
+        set_own_threads(num_threads)
     try:
         yield restore
     finally:
@@ -238,7 +239,7 @@ def _count_padding(mask: torch.Tensor | None, input_ids: torch.Tensor, row: int)
 def _row_seeds(seed: int | tuple[int, ...] | None, num_rows: int) -> list[int]:
     if seed is None:
         # From the default generator, so that `torch.manual_seed` reproduces a call and the next call differs.
-        return torch.randint(2**62, (num_rows,)).tolist()
+        return torch.randint(2**62, (num_rows,), device="cpu").tolist()
     if isinstance(seed, int):
         return [derive_seed(seed, row) for row in range(num_rows)]
     if len(seed) != num_rows:

@@ -39,7 +39,7 @@ def masks_of(model: PreTrainedModel) -> Masks:
 
     Tried on a few tokens, once per model.
     """
-    attention = str(model.config.get_text_config(decoder=True)._attn_implementation)
+    attention = tree_attention.own_attention(model.config.get_text_config(decoder=True))
     known = _MASKS.get(model)
     if known is None or known[0] != attention:
         known = _MASKS[model] = (attention, _find_masks(model, attention))
@@ -72,7 +72,7 @@ def tree_inputs(inputs: dict[str, Any], speculation: Speculation, masks: Masks, 
     """
     num_tokens = 1 + len(speculation)
     padding, positions = inputs.get("attention_mask"), inputs["position_ids"]
-    sees = torch.zeros((num_tokens, num_tokens), dtype=torch.bool)
+    sees = torch.zeros((num_tokens, num_tokens), dtype=torch.bool, device="cpu")
     sees[0, 0] = True
     for index, parent in enumerate(speculation.parents):
         sees[index + 1] = sees[parent + 1]

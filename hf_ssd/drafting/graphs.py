@@ -203,7 +203,9 @@ class _Step:
         num_tokens, end = len(tokens), slots[-1] + 1
         filling = [0] * (self._bucket - num_tokens)
         scratch = [self._scratch] * len(filling)
-        self._inputs.copy_(torch.tensor([[*tokens, *filling], [*positions, *filling], [*slots, *scratch]]))
+        self._inputs.copy_(
+            torch.tensor([[*tokens, *filling], [*positions, *filling], [*slots, *scratch]], device="cpu")
+        )
         for kind, whole in self._masks.items():
             given = mask[kind] if isinstance(mask, dict) else mask
             first = end - given.shape[-1]  # a mask may leave out what all tokens see

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ..drafting import DraftEngine, GraphedAssistant, Work, make_fast_assistant, work_together
 from . import messages
+from .cpu_threads import set_own_threads
 
 T = TypeVar("T")
 
@@ -117,9 +118,7 @@ class Server:
             self._give_up([message.row])
 
     def _start_row(self, message: messages.Start) -> None:
-        # Of this thread alone: OpenMP keeps the number for each thread that asks for a team.
-        if torch.get_num_threads() != message.num_threads:
-            torch.set_num_threads(message.num_threads)
+        set_own_threads(message.num_threads)
         engine = self._rows[message.row] = self.engine(message.request.config.assistant_quantization)
         sent = messages.unpickle_processors(message.processors, engine.assistant.device)
         request = dataclasses.replace(message.request, processors=[*message.request.processors, *sent])
