@@ -104,7 +104,7 @@ class SSDGenerationMixin(GenerationMixin):
             assistant, kwargs = None, {**kwargs, "assistant_model": None}
             # Under the coupled rule a seed gives the same tokens in every mode, so this one has to add the noise too.
             is_as_drawn = config.rule != "coupled" and config.seed is None
-            if is_as_drawn or not _generation_config(self, kwargs).do_sample:
+            if is_as_drawn or not call_config(self, kwargs).do_sample:
                 return self._generate_plainly(kwargs)
         try:
             _check(self, assistant, config, kwargs)
@@ -125,7 +125,7 @@ class SSDGenerationMixin(GenerationMixin):
 
     def _generate_plainly(self, kwargs: dict[str, Any]) -> tuple[Any, SSDStats]:
         recorder = Recorder("ar")
-        eos_token_id = _generation_config(self, kwargs).eos_token_id
+        eos_token_id = call_config(self, kwargs).eos_token_id
         output = decode_plainly(super().generate, kwargs, recorder, eos_token_id)
         stats = self.ssd_stats = recorder.close()
         return with_stats(output, stats), stats
@@ -256,7 +256,7 @@ def _check(
     check_model("target", model)
     if assistant is not None:
         check_pair(model, assistant)
-    generation_config = _generation_config(model, kwargs)
+    generation_config = call_config(model, kwargs)
     check_call(generation_config, kwargs)
     input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     if input_ids is not None:
@@ -273,13 +273,13 @@ _POLICIES: weakref.WeakKeyDictionary[PreTrainedModel, dict[int, ModePolicy]] = w
 
 def _kind_of_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[int, bool]:
     """What the fastest mode may depend on: the number of rows, and whether tokens are sampled."""
-    config = _generation_config(model, kwargs)
+    config = call_config(model, kwargs)
     input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     num_prompts = 1 if input_ids is None else len(input_ids)
     return num_prompts * (config.num_return_sequences or 1), bool(config.do_sample)
 
 
-def _generation_config(model: PreTrainedModel, kwargs: dict[str, Any]) -> GenerationConfig:
+def call_config(model: PreTrainedModel, kwargs: dict[str, Any]) -> GenerationConfig:
     """The call's generation config, its keyword arguments merged in."""
     overrides = {key: value for key, value in kwargs.items() if key not in _GENERATE_PARAMETERS}
     config: GenerationConfig = model._prepare_generation_config(kwargs.get("generation_config"), **overrides)[0]

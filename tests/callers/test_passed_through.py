@@ -40,13 +40,21 @@ class TestOtherDecoding:
             enabled_target().generate(prompt(), ssd_config=INLINE, **{**GREEDY, **settings})
 
 
-def test_what_transformers_moved_to_the_hub_is_its_own_refusal() -> None:
-    """Contrastive search asks for code from the hub, with or without SSD."""
-    contrastive = {"penalty_alpha": 0.6, "top_k": 4, "max_new_tokens": 8}
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive"),
+        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}, "group"),
+        ({"dola_layers": "low"}, "dola"),
+    ],
+    ids=["contrastive search", "group beams", "DoLa"],
+)
+def test_what_transformers_moved_to_the_hub_is_its_own_refusal(settings: dict[str, Any], name: str) -> None:
+    """It asks for code from the hub, with or without SSD."""
     messages = []
     for model in (make_target(), enabled_target()):
-        with pytest.raises((ValueError, OSError), match=r"(?i)contrastive") as caught:
-            model.generate(prompt(), **contrastive)
+        with pytest.raises((ValueError, OSError), match=f"(?i){name}") as caught:
+            model.generate(prompt(), max_new_tokens=8, do_sample=False, **settings)
         messages.append((type(caught.value), str(caught.value)))
     assert messages[0] == messages[1]
 
