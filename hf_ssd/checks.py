@@ -24,7 +24,7 @@ from transformers.generation import (
 )
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS, GenerationMode
 
-from .compat import CACHE_KEY, DUMMY_LAYERS
+from .compat import CACHE_KEY, CHECKPOINTING_DROPS_CACHE, DUMMY_LAYERS
 from .vocabulary import UnsupportedError, check_vocab_sizes
 
 REMEDY = 'Change that, or use `ssd_config={"mode": "ar"}` for plain generation.'
@@ -140,6 +140,17 @@ def check_batch(num_rows: int, config: GenerationConfig, *, has_cache: bool, has
         _refuse(f"`max_time` must be None for {num_rows} rows, which may run one after the other.")
     if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
         _refuse(f"`output_attentions` and `output_hidden_states` must be False for {num_rows} rows.")
+
+
+def check_training(target: PreTrainedModel) -> None:
+    """Raises [`UnsupportedError`] if the target is being trained in a way that leaves it without a cache."""
+    if not (CHECKPOINTING_DROPS_CACHE and target.training):
+        return
+    if any(getattr(module, "gradient_checkpointing", False) for module in target.modules()):
+        _refuse(
+            f"The target must keep what it computed in a cache, but {type(target).__name__} is in training mode with "
+            "gradient checkpointing, which drops it. Call `eval()` on it before."
+        )
 
 
 def check_embeddings(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> None:

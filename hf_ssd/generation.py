@@ -25,6 +25,7 @@ from .checks import (
     check_model,
     check_pair,
     check_static_cache,
+    check_training,
 )
 from .compat import CACHE_KEY
 from .config import SSDConfig
@@ -232,6 +233,7 @@ def make_custom_generate(
 
     def ssd(model: PreTrainedModel, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
         check_model("target", model)
+        check_training(model)
         if config.mode != "ar":
             check_pair(model, assistant)
         check_call(kwargs["generation_config"], kwargs)
@@ -269,6 +271,7 @@ def _check(
             f'`assistant_model` must be given for mode "{config.mode}", but got None. Pass one, or use mode "ar".'
         )
     check_model("target", model)
+    check_training(model)
     if assistant is not None:
         check_pair(model, assistant)
     generation_config = _generation_config(model, kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -12,6 +12,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_ssd import SSDConfig, disable_ssd, enable_ssd, make_custom_generate
+from hf_ssd.checks import UnsupportedError
+from hf_ssd.compat import CHECKPOINTING_DROPS_CACHE
 from hf_ssd.drafting.int8 import is_plain, is_supported
 from hf_ssd.generation import generate_with_ssd
 from hf_ssd.metrics import SSDStats
@@ -53,7 +55,12 @@ def warnings(monkeypatch) -> list[str]:
 
 
 class TestCompiled:
-    """Compiling by TorchDynamo without code generation, which is what could trip over a wrapper."""
+    """What `torch.compile` leaves around and on a model. Only the slow test has it compile."""
+
+    @pytest.fixture(autouse=True)
+    def _stance(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        with torch.compiler.set_stance("default" if "slow" in request.keywords else "force_eager"):
+            yield
 
     def test_a_wrapped_target(self, noisy) -> None:
         compiled = torch.compile(make_target(), backend="eager")
@@ -78,7 +85,19 @@ class TestCompiled:
     @pytest.mark.parametrize("how", ["forward", "compile"])
     def test_a_compiled_forward_of_the_target(self, target, noisy, how: str) -> None:
         compile_forward(target, how)
-        assert_drafted(assert_equals_plain(target, noisy, prompt(12), INLINE, max_new_tokens=12))
+        assert_drafted(assert_equals_plain(target, noisy, prompt(12), INLINE, **GREEDY))
+
+    @pytest.mark.slow
+    def test_a_compiled_target_runs_what_was_compiled(self, target, noisy) -> None:
+        graphs: list[object] = []
+
+        def backend(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+            graphs.append(graph)
+            return graph.forward
+
+        target.forward = torch.compile(target.forward, backend=backend, dynamic=True)
+        assert_drafted(assert_equals_plain(target, noisy, prompt(12), INLINE, **GREEDY))
+        assert graphs
 
     def test_a_compiled_forward_of_the_assistant(self, target) -> None:
         """Its process gets the function that was compiled."""
@@ -93,7 +112,20 @@ class TestCompiled:
     def test_a_compiled_assistant_drafts(self, target, how: str) -> None:
         assistant = make_noisy()
         compile_forward(assistant, how)
-        assert_drafted(assert_equals_plain(target, assistant, prompt(12), INLINE, max_new_tokens=20))
+        assert_drafted(assert_equals_plain(target, assistant, prompt(12), INLINE, **GREEDY))
+
+
+class TestWrappers:
+    @pytest.mark.parametrize(
+        "wrap", [lambda model: model, nn.DataParallel, lambda model: torch.compile(nn.DataParallel(model))]
+    )
+    def test_the_model_inside_is_found(self, wrap) -> None:
+        model = make_target()
+        assert unwrap(wrap(model)) is model
+
+    @pytest.mark.parametrize("other", ["gpt2", None, nn.Linear(2, 2)])
+    def test_what_is_no_model_is_left(self, other) -> None:
+        assert unwrap(other) is other
 
 
 def compile_forward(model: PreTrainedModel, how: str) -> None:
@@ -152,6 +184,13 @@ class TestTraining:
     def test_a_target_left_in_training_mode(self, noisy) -> None:
         target = make_target().train()
         (getattr(target, "activation_checkpointing_enable", None) or target.gradient_checkpointing_enable)()
+        if CHECKPOINTING_DROPS_CACHE:
+            expected = target.generate(prompt(12), **GREEDY)
+            with pytest.raises(UnsupportedError, match="is in training mode with gradient checkpointing"):
+                generate_with_ssd(target, inputs=prompt(12), assistant_model=noisy, ssd_config=INLINE)
+            enable_ssd(target, noisy, INLINE)
+            assert target.generate(prompt(12), **GREEDY).equal(expected)
+            return
         assert_drafted(assert_equals_plain(target, noisy, prompt(12), INLINE, **GREEDY))
         assert target.training
 
