@@ -173,6 +173,12 @@ class TestOffloaded:
         assert_drafted(assert_equals_plain(target, assistant, prompt(12), INLINE, **GREEDY))
 
 
+def checkpointing(model: PreTrainedModel) -> PreTrainedModel:
+    # The old name is about to go.
+    (getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable)()
+    return model
+
+
 class TestTraining:
     def test_an_assistant_in_training_drafts_without_dropout(self, target) -> None:
         assistant = make_noisy(noise=0.0, attention_dropout=0.5).train()
@@ -181,9 +187,16 @@ class TestTraining:
         assert assistant.training
         pool.close_worker(assistant)
 
+    def test_an_assistant_with_gradient_checkpointing(self, target, warnings) -> None:
+        """The hook that makes its inputs require gradients cannot be sent to a process."""
+        assistant = checkpointing(make_noisy(noise=0.0).train())
+        assert acceptance(target, assistant, INLINE) == 1.0
+        assert acceptance(target, assistant, AUTO) == 1.0
+        assert len(warnings) == (assistant in pool._THREADS)
+        pool.close_worker(assistant)
+
     def test_a_target_left_in_training_mode(self, noisy) -> None:
-        target = make_target().train()
-        (getattr(target, "activation_checkpointing_enable", None) or target.gradient_checkpointing_enable)()
+        target = checkpointing(make_target().train())
         if CHECKPOINTING_DROPS_CACHE:
             expected = target.generate(prompt(12), **GREEDY)
             with pytest.raises(UnsupportedError, match="is in training mode with gradient checkpointing"):
@@ -329,6 +342,20 @@ class TestQuantised:
         assert acceptance(target, assistant, SSDConfig.of({**vars(AUTO), "draft_vocab_size": 16})) > 0.9
         assert assistant in pool._WORKERS
         assert warnings == []
+        pool.close_worker(assistant)
+
+    def test_weights_of_a_kind_that_nobody_knows(self, target, warnings) -> None:
+        """As bitsandbytes has them: a thread can use what a process cannot be sent."""
+
+        class Packed(nn.Parameter):
+            pass
+
+        assistant = make_target()
+        assistant.lm_head.weight = Packed(assistant.lm_head.weight.data)
+        assert acceptance(target, assistant, AUTO) == 1.0
+        assert assistant in pool._THREADS
+        assert len(warnings) == 1
+        assert "a Packed on cpu cannot be placed in shared memory" in warnings[0]
         pool.close_worker(assistant)
 
     def test_both_sides_see_one_memory(self, quantise) -> None:
