@@ -16,7 +16,17 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
-from .checks import REMEDY, check_batch, check_caches, check_call, check_model, check_pair
+from .checks import (
+    REMEDY,
+    check_batch,
+    check_caches,
+    check_call,
+    check_embeddings,
+    check_model,
+    check_pair,
+    check_static_cache,
+    check_training,
+)
 from .compat import CACHE_KEY
 from .config import SSDConfig
 from .metrics import SSDStats
@@ -26,6 +36,7 @@ from .protocol import SpeculatorError
 from .recorder import Recorder
 from .runtime.pool import start_worker
 from .vocabulary import UnsupportedError
+from .wrappers import unwrap
 
 logger = logging.get_logger(__name__)
 
@@ -82,7 +93,8 @@ class SSDGenerationMixin(GenerationMixin):
         if kwargs.get("custom_generate") is not None or not (is_explicit or attached):
             return super().generate(**kwargs)
         config = SSDConfig.of(ssd_config) if is_explicit or attached is None else attached.config
-        assistant = kwargs.get("assistant_model") or (attached.assistant if attached else None)
+        given = kwargs.get("assistant_model")
+        assistant = unwrap(given) if given is not None else attached.assistant if attached else None
         if config.mode != "auto":
             return self._generate_in_mode(config, assistant, kwargs, is_explicit=is_explicit)[0]
         policy = _POLICIES.setdefault(self, {}).setdefault(id(assistant), ModePolicy())
@@ -156,6 +168,7 @@ def enable_ssd(
 
     Effects: changes the class of this instance to one that looks the same, so that `save_pretrained` and pipelines do
     not notice. Starts the assistant's process (or thread) in the background. Calling it again replaces the settings.
+    Of a wrapped model (`torch.compile`, PEFT) it is the model inside that is changed.
 
     Args:
         model: The target.
@@ -171,20 +184,21 @@ def enable_ssd(
         InsufficientMemoryError: If the assistant does not fit there.
     """
     config = SSDConfig.of(ssd_config)
-    attached: Attachment | None = model.__dict__.get("_ssd_attachment")
-    assistant = assistant_model if assistant_model is not None else attached.assistant if attached else None
+    target = unwrap(model)
+    attached: Attachment | None = target.__dict__.get("_ssd_attachment")
+    assistant = unwrap(assistant_model) if assistant_model is not None else attached.assistant if attached else None
     if config.mode != "ar":
         if assistant is None:
             raise ValueError(
                 "`assistant_model` must be given, but got None. Pass a small model of the same tokenizer, or "
                 '`mode="ar"`.'
             )
-        check_pair(model, assistant)
+        check_pair(target, assistant)
         if config.backend != "inline":
             with contextlib.suppress(SpeculatorError):  # the first call says why, and what it does instead
-                start_worker(assistant, model, config)
-    _mix_in(model)
-    model.__dict__["_ssd_attachment"] = Attachment(assistant, config)
+                start_worker(assistant, target, config)
+    _mix_in(target)
+    target.__dict__["_ssd_attachment"] = Attachment(assistant, config)
     return model
 
 
@@ -193,9 +207,10 @@ def disable_ssd(model: PreTrainedModel) -> PreTrainedModel:
 
     The assistant's process (or thread) stays for later calls; it ends with the assistant.
     """
-    model.__dict__.pop("_ssd_attachment", None)
-    model.__dict__.pop("ssd_stats", None)
-    _mix_out(model)
+    target = unwrap(model)
+    target.__dict__.pop("_ssd_attachment", None)
+    target.__dict__.pop("ssd_stats", None)
+    _mix_out(target)
     return model
 
 
@@ -212,6 +227,7 @@ def make_custom_generate(
         streamer: Gets the tokens. Give it to `generate()` too where it should see the prompt.
     """
     config = SSDConfig.of(ssd_config)
+    assistant = unwrap(assistant_model)
     if config.mode == "auto":
         raise ValueError(
             '`mode` must be "ssd", "sd" or "ar" here, but got "auto", which remembers calls. Use enable_ssd.'
@@ -219,10 +235,12 @@ def make_custom_generate(
 
     def ssd(model: PreTrainedModel, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
         check_model("target", model)
+        check_training(model)
         if config.mode != "ar":
-            check_pair(model, assistant_model)
+            check_pair(model, assistant)
         check_call(kwargs["generation_config"], kwargs)
-        call = SSDCall(assistant_model, config, Recorder(config.mode, config.trace))
+        check_embeddings(input_ids, kwargs.get("inputs_embeds"))
+        call = SSDCall(assistant, config, Recorder(config.mode, config.trace))
         output = decode_speculatively(model, input_ids, call=call, streamer=streamer, **kwargs)
         stats = model.ssd_stats = call.recorder.close()
         return with_stats(output, stats)
@@ -240,6 +258,7 @@ def generate_with_ssd(model: PreTrainedModel, **kwargs: Any) -> Any:
 
     Without `ssd_config` it takes what `enable_ssd` left on the model, or else the defaults.
     """
+    model = unwrap(model)
     if kwargs.get("ssd_config") is None and "_ssd_attachment" not in model.__dict__:
         kwargs["ssd_config"] = SSDConfig()
     with _mixed_in(model):
@@ -254,12 +273,15 @@ def _check(
             f'`assistant_model` must be given for mode "{config.mode}", but got None. Pass one, or use mode "ar".'
         )
     check_model("target", model)
+    check_training(model)
     if assistant is not None:
         check_pair(model, assistant)
     generation_config = call_config(model, kwargs)
     check_call(generation_config, kwargs)
     input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
+    check_embeddings(input_ids, kwargs.get("inputs_embeds"))
     if input_ids is not None:
+        check_static_cache(model, generation_config, input_ids.shape[1])
         caches = [kwargs[name] for name in {CACHE_KEY, "past_key_values"} if kwargs.get(name) is not None]
         check_caches(caches)
         num_rows = input_ids.shape[0] * (generation_config.num_return_sequences or 1)

@@ -16,7 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from .batch_decoding import BatchDecoder, decodes_together
-from .checks import check_batch
+from .checks import check_batch, check_caches
 from .compat import CACHE_KEY
 from .config import SSDConfig
 from .decoding import RowDecoder
@@ -75,6 +75,8 @@ def decode_speculatively(
         has_cache = getattr(model_kwargs.get(CACHE_KEY), "_is_user_defined", False)
         seeds = _row_seeds(call.config.seed, num_rows) if generation_config.do_sample else [0] * num_rows
         check_batch(num_rows, generation_config, has_cache=has_cache, has_streamer=streamer is not None)
+        if call.config.mode != "ar" and model_kwargs.get(CACHE_KEY) is not None:
+            check_caches([model_kwargs[CACHE_KEY]])
         rows = [
             Row(
                 input_ids[index : index + 1],

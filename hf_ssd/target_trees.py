@@ -19,6 +19,7 @@ from . import tree_attention
 from .compat import CACHE_KEY
 from .kv_cache import keeps_everything
 from .types import Speculation
+from .wrappers import input_device
 
 logger = logging.get_logger(__name__)
 
@@ -31,7 +32,7 @@ class Masks(Enum):
     TAIL = "tail"  # additive, over the new slots: attention reads the context once, without a mask (tree_attention.py)
 
 
-_MASKS: weakref.WeakKeyDictionary[PreTrainedModel, tuple[str, Masks]] = weakref.WeakKeyDictionary()
+_MASKS: weakref.WeakKeyDictionary[PreTrainedModel, tuple[str, bool, Masks]] = weakref.WeakKeyDictionary()
 
 
 def masks_of(model: PreTrainedModel) -> Masks:
@@ -41,9 +42,9 @@ def masks_of(model: PreTrainedModel) -> Masks:
     """
     attention = tree_attention.own_attention(model.config.get_text_config(decoder=True))
     known = _MASKS.get(model)
-    if known is None or known[0] != attention:
-        known = _MASKS[model] = (attention, _find_masks(model, attention))
-    return known[1]
+    if known is None or known[:2] != (attention, model.training):
+        known = _MASKS[model] = (attention, model.training, _find_masks(model, attention))
+    return known[2]
 
 
 def counts_slots(model: PreTrainedModel) -> bool:
@@ -109,7 +110,7 @@ def _find_masks(model: PreTrainedModel, attention: str) -> Masks:
 
 
 def _gives_what_branches_give(model: PreTrainedModel, masks: Masks) -> bool:
-    device = model.get_input_embeddings().weight.device
+    device = input_device(model)
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     prefix = [(7 * i + 1) % vocab_size for i in range(8)]
     tree = Speculation(tokens=tuple(token % vocab_size for token in (4, 5, 6)), parents=(-1, -1, 1))

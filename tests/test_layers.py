@@ -22,6 +22,7 @@ LAYERS = {
     "streaming": 1,
     "theory": 1,
     "vocabulary": 1,
+    "wrappers": 2,
     "kv_cache": 2,
     "tree_attention": 2,
     "target_trees": 3,

@@ -15,14 +15,25 @@ from transformers.utils import logging
 
 from .. import tree_attention
 from ..compat import CACHE_KEY
+from ..wrappers import input_device
 from . import packed
-from .int8 import MIN_SPEED_UP, TRIAL_TOKENS, Int8Linear, best_time, copy_modules, may_pay, quantize_linears
+from .int8 import (
+    MIN_SPEED_UP,
+    TRIAL_TOKENS,
+    Int8Linear,
+    best_time,
+    copy_modules,
+    is_plain,
+    may_pay,
+    quantize_linears,
+)
 from .packed import PackedCache, Segment
 from .tree_cache import SlabCache
 from .tree_mask import TreeMask
 
 logger = logging.get_logger(__name__)
 
+MASKED_ATTENTION = ("eager", "sdpa")  # those of transformers' that obey any mask
 MAX_CHAIN_TOKENS = 64  # beyond, scores of all tokens at once take more memory than they save time
 
 
@@ -80,7 +91,7 @@ class AssistantModel:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
-        self.device = model.device
+        self.device = input_device(model)
         self.dtype = model.dtype
         self.vocab_size: int = self.config.vocab_size
         self.max_length: int | None = getattr(self.config, "max_position_embeddings", None)
@@ -101,6 +112,10 @@ class AssistantModel:
     def new_cache(self) -> SlabCache:
         """An empty cache."""
         return SlabCache()
+
+    def runs_on(self, cache: SlabCache) -> bool:
+        """Whether another row runs as well on a cache that is there as on a new one."""
+        return True
 
     def forward(
         self,
@@ -188,8 +203,8 @@ class AssistantModel:
             ValueError: If this build of torch has no kernels for it.
         """
         quantize_linears(self.model if self._decoder is None else self._decoder)
-        if self._head is not None:
-            self._projection = Int8Linear(self._head)
+        if self.head is not None:
+            self._projection = Int8Linear(self.head)
 
     @property
     def is_quantized(self) -> bool:
@@ -198,7 +213,7 @@ class AssistantModel:
     @property
     def head(self) -> nn.Linear | None:
         """The output projection, where it may be applied to a part of the vocabulary."""
-        return self._head
+        return self._head if self._head is not None and is_plain(self._head) else None
 
     def _split(self) -> tuple[nn.Module | None, nn.Linear | None]:
         decoder, head = self.model.base_model, self.model.get_output_embeddings()
@@ -270,7 +285,8 @@ class AssistantModel:
     def _attention(self, mask: torch.Tensor | dict[str, torch.Tensor] | None, num_slots: int) -> Iterator[None]:
         """Within it the model's attention is one that takes `mask`; the model may be the caller's own."""
         masks = [] if mask is None else list(mask.values()) if isinstance(mask, dict) else [mask]
-        if all(each.shape[-1] == num_slots for each in masks):
+        takes_masks = not masks or self.config._attn_implementation in MASKED_ATTENTION
+        if takes_masks and all(each.shape[-1] == num_slots for each in masks):
             yield
             return
         with tree_attention.use(self.config):

@@ -45,6 +45,7 @@ MIN_UNMEASURED_CHANCE = 0.1  # of what is verified, before it is known what that
 MAX_STEP_TOKENS = 48
 MAX_PREPARED_TOKENS = 1024  # that no plan asks for: beyond, a slow reader of the text would fill the memory
 MAX_COPIED_TOKENS = 8
+MAX_ROOM, MIN_ROOM = 4, 8192  # entries per token of a row, and at least, in a cache that is used again
 MIN_COPIED_CHANCE = 0.02
 FIRST_LENGTH = 4  # draft tokens just in time, before anything has been measured
 
@@ -95,10 +96,26 @@ class DraftEngine:
             {} if like is None else like._backup_policies
         )
         self._paces: dict[int, Pace] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops what was computed from the weights, or copied: they have changed."""
+        self._tokens: list[int] = []
+        self._num_cached = 0  # tokens of the row in the trunk
+        self._cache = self.assistant.new_cache()
+        self._vocabularies.clear()
+
+    def num_known(self, tokens: Sequence[int]) -> int:
+        """How many of a row's first tokens are in the cache, from the row before. Never all: the last is to be run."""
+        limit = min(self._num_cached, len(tokens) - 1)
+        return next((i for i in range(limit) if self._tokens[i] != tokens[i]), max(limit, 0))
 
     @torch.inference_mode()
     def start(self, request: DraftRequest) -> None:
-        """Reads the prompt. As if an empty speculation were being verified, `deepen` then prepares for first tokens."""
+        """Reads the prompt, as far as the row before did not begin with the same tokens.
+
+        As if an empty speculation were being verified, `deepen` then prepares for first tokens.
+        """
         self.config = config = request.config
         self._vocab_size = request.vocab_size
         self._proposer = Proposer(self.assistant, request, self._vocabulary(request))
@@ -112,7 +129,7 @@ class DraftEngine:
         is_saguaro = request.do_sample and config.saguaro_coefficient < 1.0
         self._fan_out = self._ranker.expected_fan_out() if is_saguaro else None
         self._max_tree_tokens = config.max_tree_tokens if request.takes_trees and not request.draws else 0
-        self._tokens = list(request.prompt_ids[request.num_padding :])
+        self._begin(list(request.prompt_ids[request.num_padding :]))
         self._ngrams = NGramIndex(self._tokens)
         policy = self._backup_policies.setdefault(
             (bool(self._max_tree_tokens), request.do_sample, config.rule, request.num_rows), BackupPolicy()
@@ -120,8 +137,6 @@ class DraftEngine:
         self._backup = RowBackup(request, policy if self.overlaps else None)
         self._origin = Origin.NONE
         self._last_position = len(self._tokens) + request.max_new_tokens - 1
-        self._num_cached = 0  # tokens of the row in the trunk
-        self._cache = self.assistant.new_cache()
         self._sent: list[Node] = []
         self._spans: list[Span] = []
         self._draft_ns = self._num_steps = 0
@@ -129,9 +144,19 @@ class DraftEngine:
         self._frontier: list[Node] = []
         self._proposer.activate(self._tokens)
         if self._has_room(1):
-            with self._span("prefill", tokens=len(self._tokens)):
+            with self._span("prefill", tokens=len(self._tokens) - self._num_cached):
                 work_together(self.assistant, [self._read_row()])
         self._pace.started()
+
+    def _begin(self, tokens: list[int]) -> None:
+        """Makes the trunk the first of `tokens`, those that the cache knows."""
+        self._num_cached = self.num_known(tokens)
+        self._tokens = tokens
+        room = max(MAX_ROOM * len(tokens), MIN_ROOM)
+        if not self._num_cached or self._cache.capacity > room or not self.assistant.runs_on(self._cache):
+            self._num_cached = 0
+            self._cache = self.assistant.new_cache()
+        keep_branch(self._cache, self._num_cached, [])
 
     def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> Speculation:
         """Answers an outcome: from the speculation cache, or by the backup."""

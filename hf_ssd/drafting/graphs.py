@@ -72,6 +72,10 @@ class GraphedAssistant(AssistantModel):
         """An empty cache, on the slabs of the one before if `prepare` was called."""
         return super().new_cache() if self._first is None else RowCache(self._first.slabs)
 
+    def runs_on(self, cache: SlabCache) -> bool:
+        """As in [`AssistantModel`]: graphs have slabs of their own."""
+        return isinstance(cache, RowCache) or self._first is None
+
     def forward(
         self,
         tokens: Sequence[int],

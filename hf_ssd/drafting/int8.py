@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from torch import nn
@@ -75,7 +76,7 @@ def may_pay(model: nn.Module) -> bool:
 
     Without them the kernels are a thousand times slower, which one layer tells.
     """
-    linears = [module for module in model.modules() if type(module) is nn.Linear]
+    linears = [module for module in model.modules() if is_plain(module)]
     if not linears or not is_supported() or any(module.weight.device.type != "cpu" for module in linears):
         return False
     if sum(module.weight.numel() for module in linears) < MIN_AUTO_WEIGHTS:
@@ -85,6 +86,11 @@ def may_pay(model: nn.Module) -> bool:
     with torch.inference_mode():
         int8 = Int8Linear(layer)
         return best_time(lambda: int8(inputs)) < MAX_SLOW_DOWN * best_time(lambda: layer(inputs))
+
+
+def is_plain(module: nn.Module | None) -> TypeGuard[nn.Linear]:
+    """Whether a module is a product with a matrix of numbers: a subclass may do more, and weights may be quantised."""
+    return type(module) is nn.Linear and type(module.weight) in (torch.Tensor, nn.Parameter)
 
 
 def best_time(action: Callable[[], object], repeats: int = 4) -> float:
@@ -117,8 +123,7 @@ def quantize_linears(model: nn.Module) -> None:
     replaced: dict[int, Int8Linear] = {}
     for module in list(model.modules()):
         for name, child in list(module._modules.items()):  # `named_children` names a shared layer only once
-            # Exact type: what a subclass does beyond a product is not known here.
-            if type(child) is nn.Linear and child.weight.device.type == "cpu":
+            if is_plain(child) and child.weight.device.type == "cpu":
                 if id(child) not in replaced:
                     replaced[id(child)] = Int8Linear(child)
                 module._modules[name] = replaced[id(child)]

@@ -59,6 +59,12 @@ class SlabCache(DynamicCache):
     def __init__(self) -> None:
         Cache.__init__(self, layer_class_to_replicate=SlabLayer)
 
+    @property
+    def capacity(self) -> int:
+        """Entries that there is memory for."""
+        slabs = [layer._slabs for layer in self.layers if isinstance(layer, SlabLayer)]
+        return max((slab[0].shape[-2] for slab in slabs if slab is not None), default=0)
+
 
 def _grown(old: torch.Tensor, new: torch.Tensor, num_old: int, capacity: int) -> torch.Tensor:
     """A slab for `capacity` entries shaped like those of `new`, of which the first `num_old` are those of `old`."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..protocol import DraftRequest
@@ -30,6 +31,16 @@ class Load:
     device: str
     quantization: str | None
     log_level: int
+
+
+@dataclass(frozen=True)
+class Renew:
+    """Caller: the assistant's weights have been changed in place; its modules too, where there is a parcel (to a
+    process) or a model (to a thread).
+    """
+
+    parcel: ModelParcel | None = None
+    model: PreTrainedModel | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from transformers.utils import logging
 from ..protocol import DraftRequest, SpeculatorError
 from ..types import Outcome, Speculation
 from . import messages
-from .arena import share_model, weight_identities
+from .arena import pack_again, share_model
+from .model_state import ModelState, plain_tensors, weight_places
 from .speculator import Worker, warn_unless_ahead
 
 # A fresh interpreter that imports torch and transformers on a busy machine.
@@ -67,7 +68,8 @@ class AssistantWorker(Worker):
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._load: messages.Load | None = None
-        self._identities: tuple[tuple[int, ...], ...] = ()
+        self._state: ModelState | None = None
+        self._is_shared = False  # whether both sides see all of the weights in one memory
         self._key = secrets.token_bytes(32)
         self._owner = os.getpid()
         self._is_ready = False
@@ -86,7 +88,8 @@ class AssistantWorker(Worker):
             parcel, arena = share_model(model)
         except Exception as error:  # pickling runs any code
             raise AssistantLoadError(f"the assistant cannot be sent to another process: {error!r}") from error
-        self._identities = weight_identities(model)
+        self._state = ModelState.of(model)
+        self._is_shared = all(tensor.device.type == "cpu" for tensor in plain_tensors(model))
         self._load = messages.Load(parcel, self.device, self._quantization, logging.get_verbosity())
         ours, theirs = socket.socketpair()
         setup = {
@@ -148,10 +151,26 @@ class AssistantWorker(Worker):
         return self._process.pid if self._process is not None else None
 
     def holds(self, model: PreTrainedModel) -> bool:
-        """Whether the worker's weights are still the model's. Changes in place do not count: both see them, but for a
-        copy in 8 bits, which drafts with the old ones.
-        """
-        return weight_identities(model) == self._identities
+        if self._state is None or weight_places(model) != self._state.places:
+            return False
+        return self._is_shared or ModelState.of(model) == self._state
+
+    def renew(self, model: PreTrainedModel) -> None:
+        state = ModelState.of(model)
+        if self._state is None or self._load is None or state == self._state:
+            return
+        parcel = None
+        # On another device the worker has a copy, to be made again.
+        if state.adapters != self._state.adapters or self.device != "cpu":
+            try:
+                parcel = pack_again(model, self._load.parcel)
+            except ValueError:
+                self.close()
+                return
+            except Exception as error:
+                raise AssistantLoadError(f"the assistant cannot be sent to another process: {error!r}") from error
+        self._send(messages.Renew(parcel))
+        self._state = state
 
     def close(self) -> None:
         """Ends the process. Harmless when it has ended, and in a fork of the caller, whose process it is not."""
