@@ -6,6 +6,7 @@ import pytest
 import torch
 from chi_square import p_value
 from lookup_model import VOCAB_SIZE, LookupForCausalLM
+from tiny_tokenizers import words
 from transformers.generation import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -192,6 +193,29 @@ def test_through_the_real_process(target, assistant, name: str, rule: str, sagua
         assert p_value(counts.sum(others), probs.sum(others)) > LEAST_P_VALUE
     # How many of them are hits is the clock's business; above there are many of either.
     assert stats.num_hits + stats.num_misses > 100
+
+
+@pytest.mark.parametrize("backend", ["inline", "process"])
+def test_an_assistant_with_another_tokenizer(target, backend: str) -> None:
+    """HF46936. It lacks one of the target's tokens, has one of its own, and the others in another order."""
+    order = [5, 0, 6, 2, 7, 1, 3]
+    rows = torch.zeros(8, 8)
+    rows[:7, :7] = table(0, noise=1.0)[order][:, order]
+    tokenizers = {
+        "tokenizer": words([f"w{index}" for index in range(8)]),
+        "assistant_tokenizer": words([*(f"w{index}" for index in order), "own"]),
+    }
+    settings = {"temperature": 0.7, "top_k": 5}
+    processors = [TemperatureLogitsWarper(0.7), TopKLogitsWarper(5)]
+    num_rows = 400 if backend == "inline" else 150
+    counts, stats = draw_triples(
+        target, LookupForCausalLM.of(rows), num_rows, backend=backend, **settings, **tokenizers
+    )
+    assert stats.degraded is None
+    probs = exact_probs(target, processors)
+    for others in ((1, 2), (0, 2), (0, 1)):
+        assert p_value(counts.sum(others), probs.sum(others)) > LEAST_P_VALUE
+    assert stats.acceptance > 0.3
 
 
 def accept_always(target_probs, draft_probs, draft_tokens, generator):

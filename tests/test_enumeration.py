@@ -14,6 +14,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from lookup_model import LookupForCausalLM
+from tiny_tokenizers import words
 
 from hf_ssd import SSDConfig, row
 from hf_ssd.drafting import proposer
@@ -111,7 +112,13 @@ class Loop:
         self.backups: dict[Origin, int] = defaultdict(int)
 
     def run(
-        self, target: torch.Tensor, assistant: torch.Tensor, num_tokens: int, num_rows: int = 1, **settings: object
+        self,
+        target: torch.Tensor,
+        assistant: torch.Tensor,
+        num_tokens: int,
+        num_rows: int = 1,
+        tokenizers: dict[str, object] | None = None,
+        **settings: object,
     ) -> dict[tuple[int, ...], float]:
         models = [LookupForCausalLM.of(table.log().clamp(min=-1e30)) for table in (target, assistant)]
         config = SSDConfig(**{"backend": "inline", "draft_vocab_size": None, "seed": 0, **settings})
@@ -126,6 +133,7 @@ class Loop:
                 top_k=0,
                 max_new_tokens=num_tokens,
                 num_return_sequences=num_rows,
+                **(tokenizers or {}),
             )
             for round_ in models[0].ssd_stats.rounds:
                 self.seen[round_.miss.value if round_.miss else round_.origin.value] += 1
@@ -201,6 +209,24 @@ def test_two_rows_are_independent(rule: str, monkeypatch) -> None:
     one = exact_probs(target, 3)
     expected = {(*first, *second): one[first] * one[second] for first in one for second in one}
     assert distance(found, expected) < EXACT
+
+
+# The assistant's tokens are, in this order, one that the target lacks, the target's last and its first. What the target
+# has between these is none of the assistant's.
+TOKENIZERS = {"tokenizer": words(["a", "b", "c"]), "assistant_tokenizer": words(["?", "c", "a"])}
+TRANSLATED_ASSISTANT = torch.tensor([[0.4, 0.2, 0.4], [0.3, 0.7, 0.0], [0.2, 0.3, 0.5]])
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(
+    "name", ["one outcome, two tokens", "Saguaro sampling", "copying after a miss", "a draft vocabulary"]
+)
+def test_an_assistant_with_another_tokenizer(name: str, rule: str, monkeypatch) -> None:
+    """It drafts what both have, with probabilities that sum to one over that."""
+    loop = Loop(monkeypatch)
+    found = loop.run(TARGET, TRANSLATED_ASSISTANT, 3, tokenizers=TOKENIZERS, verification=rule, **SETTINGS[name])
+    assert distance(found, exact_probs(TARGET, 3)) < EXACT
+    assert loop.seen["cold" if "mode" in SETTINGS[name] else "cache"] > 5
 
 
 def accept_by_argmax(p, q, draft_tokens, generator=None):
