@@ -170,6 +170,23 @@ def test_every_sampling_setting(target, assistant, name: str, rule: str) -> None
     assert min(stats.num_hits, stats.num_misses) > 20
 
 
+@pytest.mark.parametrize("name", ["auto", "coupled", "token", "block", "hierarchical"])
+def test_a_rule_runs_under_its_own_name(target, assistant, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vllm-ascend 7807: all of them are exact, so only who was asked tells them apart."""
+    asked: set[str] = set()
+
+    def noting(rule: str, function):
+        return lambda *args: asked.add(rule) or function(*args)
+
+    for rule in ("coupled", "token", "block"):
+        function = getattr(row, f"verify_{rule}")
+        monkeypatch.setattr(row, f"verify_{rule}", noting(rule, function))
+    follow = row.follow_tree
+    monkeypatch.setattr(row, "follow_tree", noting("coupled", follow))
+    draw_triples(target, assistant, 3, rule=name)
+    assert asked == {{"auto": "coupled", "hierarchical": "block"}.get(name, name)}
+
+
 @pytest.mark.parametrize("settings", [{"draft_vocab_size": 3}, {"mode": "sd"}, {"draft_vocab_size": 3, "mode": "sd"}])
 def test_the_way_of_drafting_does_not_show(target, assistant, settings: dict) -> None:
     counts, stats = draw_triples(target, assistant, 1000, **settings)

@@ -149,6 +149,7 @@ SETTINGS = {
     "drafting after each outcome": {"num_assistant_tokens": 2, "mode": "sd"},
     "Saguaro sampling": {"num_assistant_tokens": 1, "cache_budget": 1, "saguaro_coefficient": 0.3},
     "a temperature of its own": {"num_assistant_tokens": 1, "cache_budget": 1, "assistant_temperature": 0.5},
+    "a greedy assistant": {"num_assistant_tokens": 1, "cache_budget": 1, "assistant_temperature": 0.01},
     "copying after a miss": {"num_assistant_tokens": 2, "cache_budget": 1, "backup": "ngram"},
     "nothing after a miss": {"num_assistant_tokens": 2, "cache_budget": 1, "backup": "none"},
     "a draft vocabulary": {"num_assistant_tokens": 2, "mode": "sd", "draft_vocab_size": 2},
@@ -243,6 +244,14 @@ def every_token(p, q, draft_tokens, generator=None):
 @pytest.mark.parametrize("wrong", [accept_by_argmax, every_token])
 def test_a_wrong_rule_is_found(wrong: Callable, monkeypatch) -> None:
     loop = Loop(monkeypatch, {"verify_token": wrong})
+    settings = {"num_assistant_tokens": 1, "cache_budget": 1, "verification": "token"}
+    assert distance(loop.run(TARGET, ASSISTANT, 3, **settings), exact_probs(TARGET, 3)) > 0.01
+
+
+def test_a_greedy_draft_with_a_soft_distribution_is_found(monkeypatch) -> None:
+    """HF32867: the likeliest token was drafted, and verified as if it had been drawn."""
+    loop = Loop(monkeypatch)
+    monkeypatch.setattr(proposer, "draw", lambda probs, generator=None: probs.argmax(dim=1))
     settings = {"num_assistant_tokens": 1, "cache_budget": 1, "verification": "token"}
     assert distance(loop.run(TARGET, ASSISTANT, 3, **settings), exact_probs(TARGET, 3)) > 0.01
 
