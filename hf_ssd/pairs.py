@@ -31,12 +31,20 @@ logger = logging.get_logger(__name__)
 SOURCE_ARGUMENTS = ("cache_dir", "force_download", "gguf_file", "local_files_only", "revision", "subfolder", "token")
 
 
-class Pair(NamedTuple):
-    """A target with its assistant and tokenizer: `target, assistant, tokenizer = embedded_pair()`."""
-
+class _Three(NamedTuple):
     target: PreTrainedModel
     assistant: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+
+
+class Pair(_Three):
+    """A target with its assistant and tokenizer: `target, assistant, tokenizer = embedded_pair()`.
+
+    Attributes:
+        assistant_tokenizer: The assistant's, where it has another one than the target.
+    """
+
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None
 
 
 def embedded_pair(
@@ -112,7 +120,9 @@ def load_pair(
     assistant_tokenizer = _tokenizer_or_none(assistant, trust_remote_code=trust_remote_code, **assistant_source)
     if assistant_tokenizer is None:
         check_vocab_sizes(*sizes, assistant=assistant)
-    elif (translation := translation_between(tokenizer, assistant_tokenizer, *sizes)) is not None:
+    elif (translation := translation_between(tokenizer, assistant_tokenizer, *sizes)) is None:
+        assistant_tokenizer = None
+    else:
         logger.info(f"{assistant} has another tokenizer; {translation.num_shared} of its tokens are drafted.")
 
     quantized = "quantization_config" in target_kwargs
@@ -140,7 +150,9 @@ def load_pair(
         tokenizer=tokenizer,
         assistant_tokenizer=assistant_tokenizer,
     )
-    return Pair(target_model, assistant_model, tokenizer)
+    pair = Pair(target_model, assistant_model, tokenizer)
+    pair.assistant_tokenizer = assistant_tokenizer
+    return pair
 
 
 def module_sizes(config: Any, dtype: torch.dtype | str, *, trust_remote_code: bool = False) -> dict[str, int]:
