@@ -198,7 +198,7 @@ def enable_ssd(
     if config.mode != "ar":
         if assistant is None:
             raise ValueError(
-                "`assistant_model` must be given, but got None. Pass a small model of the same tokenizer, or "
+                "`assistant_model` must be given, but got None. Pass a small model, best of the same tokenizer, or "
                 '`mode="ar"`.'
             )
         check_pair(model, assistant, tokenizer, assistant_tokenizer)

@@ -22,7 +22,7 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
     special = special_tokens(tokenizer).values()
     vocabulary = {index: token for token, index in tokenizer.get_vocab().items() if index not in added}
     to_bytes = _reader(tokenizer, [token for index, token in vocabulary.items() if index not in special])
-    found = {index: to_bytes(token) for index, token in vocabulary.items()}
+    found = {index: to_bytes(token) if isinstance(token, str) else bytes(token) for index, token in vocabulary.items()}
     found.update({index: each.content.encode() for index, each in added.items()})
     return {index: data for index, data in sorted(found.items()) if index not in special}
 
@@ -36,6 +36,7 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
 
 def _reader(tokenizer: Any, tokens: list[str]) -> Callable[[str], bytes]:
     """Turns a token as the vocabulary writes it into bytes."""
+    tokens = [token for token in tokens if isinstance(token, str)]  # some have bytes in their vocabularies
     marks = Counter(mark for token in tokens for mark in (BYTE_LEVEL, METASPACE, WORDPIECE) if token.startswith(mark))
     mark = marks.most_common(1)[0][0] if marks else ""
     if mark == BYTE_LEVEL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import uuid
 import weakref
 from collections.abc import Callable, Sequence
@@ -135,7 +136,7 @@ class TextEncoder:
     def __init__(self, tokenizer: Any) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._fast: Tokenizer | None = None if backend is None else Tokenizer.from_str(backend.to_str())
-        self._slow = tokenizer if backend is None else None
+        self._slow = copy.deepcopy(tokenizer) if backend is None else None
         if self._fast is not None:
             self._fast.no_truncation()
             self._fast.no_padding()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 from tiny_tokenizers import byte_fallback, byte_level, unigram, wordpiece, words
 
@@ -45,3 +47,17 @@ def test_tokens_added_later_are_the_text_that_they_are():
     tokenizer = byte_level(320, eos="<end>")
     tokenizer.add_tokens(["für mich"])
     assert token_bytes(tokenizer)[tokenizer.convert_tokens_to_ids("für mich")] == "für mich".encode()
+
+
+def test_vocabularies_of_bytes():
+    class OfBytes:
+        """As tokenizers on tiktoken have it."""
+
+        added_tokens_decoder: ClassVar = {}
+        all_special_ids: ClassVar = []
+        all_special_tokens: ClassVar = []
+
+        def get_vocab(self):
+            return {b" the": 0, b"\xf0\x9f": 1}
+
+    assert token_bytes(OfBytes()) == {0: b" the", 1: b"\xf0\x9f"}

@@ -148,6 +148,30 @@ def test_it_is_made_once_for_a_pair_and_anew_where_tokens_are_added():
     assert translation_between(BIG, assistant, 420, 320) is not first
 
 
+def test_a_tokenizer_without_a_fast_form():
+    class Slow:
+        """A proxy that hides the fast one."""
+
+        backend_tokenizer = None
+
+        def __getattr__(self, name):
+            return getattr(SMALL, name)
+
+        def __len__(self):
+            return len(SMALL)
+
+        def __call__(self, text):
+            return SMALL(text)
+
+        def __deepcopy__(self, memo):
+            return self
+
+    slow = between(BIG, Slow())
+    prompt = BIG("The cat <turn> für 😀")["input_ids"]
+    assert slow.encode_prompt(prompt) == between(BIG, SMALL).encode_prompt(prompt)
+    assert slow.encode(b" internationalised") == between(BIG, SMALL).encode(b" internationalised")
+
+
 def test_it_can_be_sent():
     found = between(BIG, byte_fallback())
     again = pickle.loads(pickle.dumps(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from other_tokenizer_pair import make_pair
 from tiny_tokenizers import byte_fallback, byte_level, unigram
 
 from hf_ssd import SSDConfig
-from hf_ssd.drafting import AssistantModel, DraftEngine
+from hf_ssd.drafting import AssistantModel, DraftEngine, GraphedAssistant
+from hf_ssd.drafting.tree_cache import SlabCache
 from hf_ssd.translation import Translation, translation_between
 from hf_ssd.types import Outcome
 
@@ -34,9 +36,9 @@ def check_cache(engine: DraftEngine, translation: Translation) -> None:
     for node in (root, *run):
         path = [translation.token(each.token) for each in node.path()]
         assert None not in path, "a token that is not shared was run"
-        fresh = engine.assistant.new_cache()
+        fresh = SlabCache()
         with torch.inference_mode():
-            hidden = engine.assistant.forward([*tokens, *path], fresh, num_hidden=1)[0]
+            hidden = AssistantModel.forward(engine.assistant, [*tokens, *path], fresh, num_hidden=1)[0]
         torch.testing.assert_close(node.hidden, hidden, atol=1e-3 * hidden.abs().max().item(), rtol=0)
         slots = [*range(num_trunk), *(each.slot for each in node.path())]
         for layer, expected in zip(cache.layers, fresh.layers, strict=True):
@@ -46,17 +48,28 @@ def check_cache(engine: DraftEngine, translation: Translation) -> None:
 @pytest.mark.parametrize("way", [{}, {"draft_tree_size": None}, {"backup": "none"}, {"backup": "ngram"}], ids=str)
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_cache_stays_right_whatever_comes(name: str, way: dict) -> None:
+    run_with_random_outcomes(name, way, AssistantModel)
+
+
+def test_in_steps_of_fixed_shapes_too() -> None:
+    """As they are on CUDA, but for the graphs."""
+    run_with_random_outcomes("assistant of another kind", {}, lambda model: GraphedAssistant(model, capture=False))
+
+
+def run_with_random_outcomes(name: str, way: dict, make_assistant: Callable[..., AssistantModel]) -> None:
     target_tokenizer, assistant_tokenizer = PAIRS[name]
     _, assistant = make_pair(*PAIRS[name])
     sizes = len(target_tokenizer), len(assistant_tokenizer)
     translation = translation_between(*PAIRS[name], *sizes)
     assert translation is not None
-    engine = DraftEngine(AssistantModel(assistant), overlaps=False)
     config = SSDConfig(**{"num_assistant_tokens": 3, "cache_budget": 4, **way})
     prompt = target_tokenizer("The cat sat. The cat")["input_ids"]
-    engine.start(
-        request(config, prompt_ids=tuple(prompt), vocab_size=sizes[0], max_new_tokens=200, translation=translation)
-    )
+    wanted = request(config, prompt_ids=tuple(prompt), vocab_size=sizes[0], max_new_tokens=200, translation=translation)
+    model = make_assistant(assistant)
+    if isinstance(model, GraphedAssistant):
+        model.prepare(wanted)
+    engine = DraftEngine(model, overlaps=False)
+    engine.start(wanted)
     rng = random.Random(0)
     row, num_hits, num_checked = [*prompt], 0, 0
     for _ in range(14):
