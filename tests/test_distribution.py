@@ -212,9 +212,11 @@ def test_through_the_real_process(target, assistant, name: str, rule: str, sagua
     assert stats.num_hits + stats.num_misses > 100
 
 
-@pytest.mark.parametrize("backend", ["inline", "process"])
-def test_an_assistant_with_another_tokenizer(target, backend: str) -> None:
-    """HF46936. It lacks one of the target's tokens, has one of its own, and the others in another order."""
+def test_an_assistant_with_another_tokenizer(target) -> None:
+    """HF46936. It lacks one of the target's tokens, has one of its own, and the others in another order.
+
+    Inline, `test_enumeration.py` has the exact distribution.
+    """
     order = [5, 0, 6, 2, 7, 1, 3]
     rows = torch.zeros(8, 8)
     rows[:7, :7] = table(0, noise=1.0)[order][:, order]
@@ -224,10 +226,8 @@ def test_an_assistant_with_another_tokenizer(target, backend: str) -> None:
     }
     settings = {"temperature": 0.7, "top_k": 5}
     processors = [TemperatureLogitsWarper(0.7), TopKLogitsWarper(5)]
-    num_rows = 400 if backend == "inline" else 150
-    counts, stats = draw_triples(
-        target, LookupForCausalLM.of(rows), num_rows, backend=backend, **settings, **tokenizers
-    )
+    assistant = LookupForCausalLM.of(rows)
+    counts, stats = draw_triples(target, assistant, 150, backend="process", **settings, **tokenizers)
     assert stats.degraded is None
     probs = exact_probs(target, processors)
     for others in ((1, 2), (0, 2), (0, 1)):

@@ -134,9 +134,9 @@ def test_tokens_that_were_added_to_the_targets_tokenizer(draft_vocab_size: int |
     added = list(range(VOCAB_SIZE, VOCAB_SIZE + 4))
     ids = torch.cat([prompt(5), torch.tensor([added[:2]]), prompt(4, seed=1)], dim=1)
     config = SSDConfig(backend="inline", num_assistant_tokens=4, draft_vocab_size=draft_vocab_size)
-    stats = assert_equals_plain(target, assistant, ids, config, max_new_tokens=80)
+    stats = assert_equals_plain(target, assistant, ids, config, max_new_tokens=50)
     assert stats.acceptance > 0.2
-    text = target.generate(ids, max_new_tokens=80, do_sample=False)[0, ids.shape[1] :].tolist()
+    text = target.generate(ids, max_new_tokens=50, do_sample=False)[0, ids.shape[1] :].tolist()
     assert set(text) & set(added), "none of them was generated"
     # With both tokenizers at hand it is seen that the two are one.
     assert translation_between(tokenizer, assistant_tokenizer, VOCAB_SIZE + 4, VOCAB_SIZE) is None
