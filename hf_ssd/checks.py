@@ -25,6 +25,7 @@ from transformers.generation import (
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS, GenerationMode
 
 from .compat import CACHE_KEY, CHECKPOINTING_DROPS_CACHE, DUMMY_LAYERS
+from .translation import Translation, check_tokenizers, translation_between
 from .vocabulary import UnsupportedError, check_vocab_sizes
 
 REMEDY = 'Change that, or use `ssd_config={"mode": "ar"}` for plain generation.'
@@ -39,11 +40,28 @@ OWN_PROMPTS = ("cpmant",)
 KNOWN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, *DUMMY_LAYERS)
 
 
-def check_pair(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
-    """Raises [`UnsupportedError`] unless `assistant` can draft for `target`."""
+def check_pair(
+    target: PreTrainedModel, assistant: PreTrainedModel, tokenizer: Any = None, assistant_tokenizer: Any = None
+) -> Translation | None:
+    """Raises [`UnsupportedError`] unless `assistant` can draft for `target`.
+
+    Args:
+        target: The model whose output is wanted.
+        assistant: The model that drafts.
+        tokenizer: The target's, needed where the assistant has another one.
+        assistant_tokenizer: The assistant's. Without it, it is the target's.
+
+    Returns:
+        The translation between their tokenizers, where these are not the same.
+    """
     check_model("target", target)
     check_model("assistant", assistant)
-    check_vocab_sizes(*(model.config.get_text_config(decoder=True).vocab_size for model in (target, assistant)))
+    sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, assistant)]
+    if assistant_tokenizer is None:
+        check_vocab_sizes(*sizes)
+        return None
+    check_tokenizers(tokenizer, assistant_tokenizer)
+    return translation_between(tokenizer, assistant_tokenizer, *sizes)
 
 
 def check_model(role: str, model: PreTrainedModel) -> None:
@@ -122,8 +140,6 @@ def check_call(config: GenerationConfig, arguments: dict[str, Any]) -> None:
                 f"`logits_processor` holds {type(processor).__name__}, which remembers tokens that verification takes "
                 "back."
             )
-    if arguments.get("assistant_tokenizer") is not None:
-        _refuse("`assistant_tokenizer` must be None: target and assistant must share a tokenizer.")
     if arguments.get("synced_gpus"):
         _refuse("`synced_gpus` must be False: rounds differ between processes.")
 

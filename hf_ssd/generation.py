@@ -35,6 +35,7 @@ from .planning import ModePolicy
 from .protocol import SpeculatorError
 from .recorder import Recorder
 from .runtime.pool import start_worker
+from .translation import Translation
 from .vocabulary import UnsupportedError
 from .wrappers import unwrap
 
@@ -49,6 +50,8 @@ class Attachment:
 
     assistant: PreTrainedModel | None
     config: SSDConfig
+    tokenizer: Any = None
+    assistant_tokenizer: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
         return self  # a copy of the target shares the assistant
@@ -112,14 +115,15 @@ class SSDGenerationMixin(GenerationMixin):
     ) -> tuple[Any, SSDStats]:
         """The output and the figures of this very call: on the model there may already be those of another thread's."""
         is_ar = config.mode == "ar"
+        tokenizers = self._tokenizers(assistant, kwargs)
         if is_ar:
-            assistant, kwargs = None, {**kwargs, "assistant_model": None}
+            assistant, kwargs = None, {**kwargs, "assistant_model": None, "assistant_tokenizer": None}
             # Under the coupled rule a seed gives the same tokens in every mode, so this one has to add the noise too.
             is_as_drawn = config.rule != "coupled" and config.seed is None
             if is_as_drawn or not call_config(self, kwargs).do_sample:
                 return self._generate_plainly(kwargs)
         try:
-            _check(self, assistant, config, kwargs)
+            translation = _check(self, assistant, config, kwargs, tokenizers)
         except UnsupportedError as error:
             problem = str(error).removesuffix(REMEDY)
             if is_ar and config.seed is not None:
@@ -130,10 +134,20 @@ class SSDGenerationMixin(GenerationMixin):
             what = f"draws as transformers does. {problem}" if is_ar else f"runs without SSD. {error}"
             logger.warning_once(f"This call {what}")
             return self._generate_plainly(kwargs)
-        call = SSDCall(assistant, config, Recorder(config.mode, config.trace))
-        output = super().generate(**{**kwargs, "assistant_model": call})
+        call = SSDCall(assistant, config, Recorder(config.mode, config.trace), translation)
+        output = super().generate(**{**kwargs, "assistant_model": call, "assistant_tokenizer": None})
         stats = self.ssd_stats = call.recorder.close()
         return with_stats(output, stats), stats
+
+    def _tokenizers(self, assistant: PreTrainedModel | None, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """The target's and the assistant's: the call's own, or those that `enable_ssd` was given with the assistant."""
+        attached: Attachment | None = self.__dict__.get("_ssd_attachment")
+        tokenizer, assistant_tokenizer = kwargs.get("tokenizer"), kwargs.get("assistant_tokenizer")
+        if attached is not None:
+            tokenizer = tokenizer or attached.tokenizer
+            if assistant is attached.assistant:
+                assistant_tokenizer = assistant_tokenizer or attached.assistant_tokenizer
+        return tokenizer, assistant_tokenizer
 
     def _generate_plainly(self, kwargs: dict[str, Any]) -> tuple[Any, SSDStats]:
         recorder = Recorder("ar")
@@ -162,7 +176,12 @@ class SSDGenerationMixin(GenerationMixin):
 
 
 def enable_ssd(
-    model: PreTrainedModel, assistant_model: PreTrainedModel | None = None, ssd_config: SSDConfigLike = None
+    model: PreTrainedModel,
+    assistant_model: PreTrainedModel | None = None,
+    ssd_config: SSDConfigLike = None,
+    *,
+    tokenizer: Any = None,
+    assistant_tokenizer: Any = None,
 ) -> PreTrainedModel:
     """Makes plain `model.generate()` use SSD, wherever it is called from.
 
@@ -174,6 +193,8 @@ def enable_ssd(
         model: The target.
         assistant_model: The assistant; it may stay out when the model is already enabled, or for mode `"ar"`.
         ssd_config: Settings, as an [`SSDConfig`] or a dict of its fields.
+        tokenizer: The target's, needed with `assistant_tokenizer`.
+        assistant_tokenizer: The assistant's, where it has another one than the target. Later calls need neither.
 
     Returns:
         `model` itself.
@@ -187,18 +208,21 @@ def enable_ssd(
     target = unwrap(model)
     attached: Attachment | None = target.__dict__.get("_ssd_attachment")
     assistant = unwrap(assistant_model) if assistant_model is not None else attached.assistant if attached else None
+    if attached is not None and assistant is attached.assistant:
+        tokenizer = tokenizer or attached.tokenizer
+        assistant_tokenizer = assistant_tokenizer or attached.assistant_tokenizer
     if config.mode != "ar":
         if assistant is None:
             raise ValueError(
-                "`assistant_model` must be given, but got None. Pass a small model of the same tokenizer, or "
+                "`assistant_model` must be given, but got None. Pass a small model, best of the same tokenizer, or "
                 '`mode="ar"`.'
             )
-        check_pair(target, assistant)
+        check_pair(target, assistant, tokenizer, assistant_tokenizer)
         if config.backend != "inline":
             with contextlib.suppress(SpeculatorError):  # the first call says why, and what it does instead
                 start_worker(assistant, target, config)
     _mix_in(target)
-    target.__dict__["_ssd_attachment"] = Attachment(assistant, config)
+    target.__dict__["_ssd_attachment"] = Attachment(assistant, config, tokenizer, assistant_tokenizer)
     return model
 
 
@@ -215,16 +239,23 @@ def disable_ssd(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def make_custom_generate(
-    assistant_model: PreTrainedModel, ssd_config: SSDConfigLike = None, *, streamer: Any = None
+    assistant_model: PreTrainedModel,
+    ssd_config: SSDConfigLike = None,
+    *,
+    streamer: Any = None,
+    tokenizer: Any = None,
+    assistant_tokenizer: Any = None,
 ) -> Callable[..., Any]:
     """A callable for `model.generate(..., custom_generate=...)`, on any model.
 
-    transformers hands such a callable neither assistant nor streamer, so they are given here.
+    transformers hands such a callable neither assistant, tokenizers nor streamer, so they are given here.
 
     Args:
         assistant_model: The assistant.
         ssd_config: Settings, as an [`SSDConfig`] or a dict of its fields.
         streamer: Gets the tokens. Give it to `generate()` too where it should see the prompt.
+        tokenizer: The target's, needed with `assistant_tokenizer`.
+        assistant_tokenizer: The assistant's, where it has another one than the target.
     """
     config = SSDConfig.of(ssd_config)
     assistant = unwrap(assistant_model)
@@ -236,11 +267,12 @@ def make_custom_generate(
     def ssd(model: PreTrainedModel, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
         check_model("target", model)
         check_training(model)
+        translation = None
         if config.mode != "ar":
-            check_pair(model, assistant)
+            translation = check_pair(model, assistant, tokenizer, assistant_tokenizer)
         check_call(kwargs["generation_config"], kwargs)
         check_embeddings(input_ids, kwargs.get("inputs_embeds"))
-        call = SSDCall(assistant, config, Recorder(config.mode, config.trace))
+        call = SSDCall(assistant, config, Recorder(config.mode, config.trace), translation)
         output = decode_speculatively(model, input_ids, call=call, streamer=streamer, **kwargs)
         stats = model.ssd_stats = call.recorder.close()
         return with_stats(output, stats)
@@ -266,16 +298,20 @@ def generate_with_ssd(model: PreTrainedModel, **kwargs: Any) -> Any:
 
 
 def _check(
-    model: PreTrainedModel, assistant: PreTrainedModel | None, config: SSDConfig, kwargs: dict[str, Any]
-) -> None:
+    model: PreTrainedModel,
+    assistant: PreTrainedModel | None,
+    config: SSDConfig,
+    kwargs: dict[str, Any],
+    tokenizers: tuple[Any, Any],
+) -> Translation | None:
+    """Raises [`UnsupportedError`] for what cannot be decoded; otherwise the translation between the two tokenizers."""
     if assistant is None and config.mode != "ar":
         raise UnsupportedError(
             f'`assistant_model` must be given for mode "{config.mode}", but got None. Pass one, or use mode "ar".'
         )
     check_model("target", model)
     check_training(model)
-    if assistant is not None:
-        check_pair(model, assistant)
+    translation = None if assistant is None else check_pair(model, assistant, *tokenizers)
     generation_config = call_config(model, kwargs)
     check_call(generation_config, kwargs)
     input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
@@ -287,6 +323,7 @@ def _check(
         num_rows = input_ids.shape[0] * (generation_config.num_return_sequences or 1)
         has_streamer = kwargs.get("streamer") is not None
         check_batch(num_rows, generation_config, has_cache=bool(caches), has_streamer=has_streamer)
+    return translation
 
 
 # By target and assistant: what calls with mode "auto" have shown.

@@ -29,6 +29,7 @@ from .runtime.cpu_threads import set_own_threads
 from .runtime.placement import available_cores, split_threads
 from .runtime.pool import speculator_for
 from .sampling import with_temperature
+from .translation import Translation
 
 logger = logging.get_logger(__name__)
 
@@ -47,6 +48,7 @@ class SSDCall:
     assistant: PreTrainedModel | None
     config: SSDConfig
     recorder: Recorder
+    translation: Translation | None = None
 
 
 def decode_speculatively(
@@ -105,7 +107,10 @@ def decode_speculatively(
                     Link(None if speculator is None else speculator.another(), recorder, restore_threads) for _ in rows
                 ]
                 requests = [
-                    draft_request(model, row, call.config, takes_trees=False, num_rows=num_rows) for row in rows
+                    draft_request(
+                        model, row, call.config, takes_trees=False, num_rows=num_rows, translation=call.translation
+                    )
+                    for row in rows
                 ]
                 BatchDecoder(model, rows, model_kwargs=model_kwargs, recorder=recorder).run(links, requests)
             else:
@@ -114,7 +119,9 @@ def decode_speculatively(
                     decoder = RowDecoder(model, row, model_kwargs=row_kwargs, recorder=recorder)
                     # Not asked where no tree is wanted: it takes a forward or two.
                     takes_trees = call.config.max_tree_tokens > 0 and call.config.mode != "ar" and decoder.takes_trees
-                    request = draft_request(model, row, call.config, takes_trees=takes_trees)
+                    request = draft_request(
+                        model, row, call.config, takes_trees=takes_trees, translation=call.translation
+                    )
                     decoder.run(Link(None if recorder.degraded else speculator, recorder, restore_threads), request)
     finally:
         # Also when something was raised: whoever reads the stream must not wait for ever.
@@ -191,7 +198,13 @@ def _target_threads(config: SSDConfig, speculator: Speculator | None) -> int | N
 
 
 def draft_request(
-    model: PreTrainedModel, row: Row, config: SSDConfig, *, takes_trees: bool, num_rows: int = 1
+    model: PreTrainedModel,
+    row: Row,
+    config: SSDConfig,
+    *,
+    takes_trees: bool,
+    num_rows: int = 1,
+    translation: Translation | None = None,
 ) -> DraftRequest:
     """What a speculator needs to draft for a row that has not begun.
 
@@ -201,6 +214,7 @@ def draft_request(
         config: Settings of the call.
         takes_trees: Whether the row's speculations may be trees.
         num_rows: Rows that are decoded together with it, itself included.
+        translation: Between the tokenizers, where the assistant has one of its own.
     """
     do_sample = bool(row.config.do_sample)
     processors = [_for_one_row(processor, row.index) for processor in row.processors]
@@ -217,6 +231,7 @@ def draft_request(
         seed=row.seed,
         config=config,
         num_rows=num_rows,
+        translation=translation,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from .config import SSDConfig
 from .noise import GumbelNoise
 from .sampling import Processor
+from .translation import Translation
 from .types import Outcome, Speculation
 
 
@@ -31,6 +32,8 @@ class DraftRequest:
         seed: Seed of the row, of the noise or the draws.
         config: Settings of the call.
         num_rows: Rows that are verified together, so that all wait for the slowest.
+        translation: Between the two tokenizers, where the assistant has one of its own. All token ids that are
+            exchanged are the target's.
     """
 
     prompt_ids: tuple[int, ...]
@@ -43,6 +46,7 @@ class DraftRequest:
     seed: int
     config: SSDConfig
     num_rows: int = 1
+    translation: Translation | None = None
 
     @property
     def draws(self) -> bool:

@@ -14,6 +14,7 @@ from .. import tree_attention
 from ..compat import CACHE_KEY
 from ..protocol import DraftRequest
 from .assistant import AssistantModel, make_assistant
+from .reading import make_reading
 from .static_slabs import ATTENTION, RowCache, Slabs, StaticCache, make_slabs, register_attention
 from .tree_cache import SlabCache
 
@@ -55,7 +56,8 @@ class GraphedAssistant(AssistantModel):
 
         Effects: falls back to the parent for good where the model does not allow static steps.
         """
-        least = len(request.prompt_ids) + NUM_SPARE
+        prompt = make_reading(request.prompt_ids[request.num_padding :], request.translation).tokens
+        least = len(prompt) + NUM_SPARE
         most = least + min(request.max_new_tokens, self.max_length or request.max_new_tokens)
         limits = [capacity for capacity in CAPACITIES if capacity >= least]
         needed = [limit for i, limit in enumerate(limits) if i == 0 or limits[i - 1] < most]
