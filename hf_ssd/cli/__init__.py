@@ -9,6 +9,7 @@ from .bench import bench
 from .check_sampling import check_sampling
 from .compare import compare
 from .demo import demo
+from .distill import distill
 from .evaluate import evaluate
 from .families import families
 from .frontier import frontier
@@ -28,6 +29,7 @@ app.command()(predict)
 app.command()(families)
 app.command()(arguments)
 app.command()(demo)
+app.command()(distill)
 app.command()(evaluate)
 app.command()(check_sampling)
 
