@@ -43,7 +43,7 @@ LAYERS = {
     "generation": 7,
     "pairs": 8,
     "bench": 9,
-    "distill": 9,
+    "distill": 10,
     "matrix": 9,
     "evaluation": 10,
     "cli": 11,

@@ -35,6 +35,10 @@ def distill(
         ),
     ] = "self",
     minutes: Annotated[float, typer.Option(help="Time in all, over all runs in this folder.")] = 60.0,
+    tokens: Annotated[
+        int | None,
+        typer.Option(help="Most tokens that the target writes. Default: two fifths of the time.", show_default=False),
+    ] = None,
     epochs: Annotated[int, typer.Option(help="Most passes over the texts.")] = 10,
     max_length: Annotated[int, typer.Option(help="Most tokens of a text.")] = 1024,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer that the target writes.")] = 256,
@@ -69,6 +73,7 @@ def distill(
             init_from=init_from,
             data=split(data),
             minutes=minutes,
+            tokens=tokens,
             epochs=epochs,
             max_length=max_length,
             max_new_tokens=max_new_tokens,

@@ -139,7 +139,9 @@ class Distillation:
                 writes_own=self.sources.writes_own,
                 prompts=self.sources.prompts,
                 batch_size=settings.writing_batch_size,
-                may_go_on=lambda: folder.seconds(WRITING) < budget,
+                may_go_on=lambda num_tokens: (
+                    folder.seconds(WRITING) < budget and (settings.tokens is None or num_tokens < settings.tokens)
+                ),
             )
             start = time.monotonic()
             for num_tokens in batches:

@@ -32,6 +32,7 @@ class DistillSettings:
             are taken, and the target answers them. Other files are read as text.
         minutes: Time for all stages but the closing evaluation, over all runs in this folder. More of it later lets
             training go on.
+        tokens: Most tokens that the target writes; `None` lets time decide, of which it gets two fifths.
         epochs: Most passes over the texts.
         max_length: Most tokens of a text.
         max_new_tokens: Most tokens of an answer that the target writes.
@@ -59,6 +60,7 @@ class DistillSettings:
     init_from: str | None = None
     data: Sequence[str] = (SELF,)
     minutes: float = 60.0
+    tokens: int | None = None
     epochs: int = 10
     max_length: int = 1024
     max_new_tokens: int = 256
@@ -78,9 +80,8 @@ class DistillSettings:
         for name, allowed in (("dtype", DTYPES), ("vocabulary", VOCABULARIES), ("teacher_cache", TEACHER_CACHES)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"`{name}` must be one of {list(allowed)}, but got {getattr(self, name)!r}.")
-        least = {"layers": 1, "width": 1, "epochs": 1, "max_length": 8, "max_new_tokens": 1, "batch_size": 1,
-                 "writing_batch_size": 1, "seed": 0}  # fmt: skip
-        for name, smallest in least.items():
+        sizes = ("layers", "width", "tokens", "epochs", "max_new_tokens", "batch_size", "writing_batch_size")
+        for name, smallest in {**dict.fromkeys(sizes, 1), "max_length": 8, "seed": 0}.items():
             value = getattr(self, name)
             if value is not None and value < smallest:
                 raise ValueError(f"`{name}` must be at least {smallest}, but got {value}.")

@@ -156,7 +156,7 @@ def write_texts(
     writes_own: bool,
     prompts: Sequence[str],
     batch_size: int,
-    may_go_on: Callable[[], bool],
+    may_go_on: Callable[[int], bool],
 ) -> Iterator[int]:
     """Adds to the file, batch by batch: answers to prompts that have none yet, and own conversations, in turn.
 
@@ -168,7 +168,7 @@ def write_texts(
         writes_own: Whether there are own conversations.
         prompts: User turns to answer.
         batch_size: Prompts per batch.
-        may_go_on: Asked before each batch; an empty file gets one all the same.
+        may_go_on: Asked before each batch, with the number of tokens so far; an empty file gets one all the same.
 
     Yields:
         Tokens written so far, over all runs.
@@ -177,7 +177,7 @@ def write_texts(
     waiting = iter([prompt for prompt in prompts if digest(prompt) not in sources])
     batch, is_own_turn = len(sources), False
     with path.open("a", encoding="utf-8") as file:
-        while may_go_on() or not batch:
+        while may_go_on(num_tokens) or not batch:
             questions = [] if is_own_turn else list(islice(waiting, batch_size))
             if not questions and not writes_own:
                 return

@@ -1,77 +1,23 @@
-"""A tiny target that has learnt to say something, so that an assistant can learn to say the same."""
-
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
-import torch
+from datasets import disable_progress_bars
 from tiny_models import tiny_llama
 from tiny_pair import byte_tokenizer
-from transformers import LlamaForCausalLM
-
-SUBJECTS = ("the cat", "a dog", "my aunt", "the old house", "one bird")
-VERBS = ("sees", "likes", "forgets", "wants", "carries")
-OBJECTS = ("the red ball", "some water", "a small stone", "her hat", "the long road")
 
 
-def sentence(draw: random.Random) -> str:
-    return f"{draw.choice(SUBJECTS)} {draw.choice(VERBS)} {draw.choice(OBJECTS)}."
-
-
-def conversation(draw: random.Random) -> str:
-    """A question and its answer in the chat template of the tiny tokenizer."""
-    subject = draw.choice(SUBJECTS)
-    told = [f"{subject} {draw.choice(VERBS)} {draw.choice(OBJECTS)}." for _ in range(2)]
-    return f"<user>tell me what {subject} does.<assistant>{' '.join(told)}"
-
-
-def teach(model: LlamaForCausalLM, texts: list[str], *, steps: int, length: int = 96, batch_size: int = 16) -> None:
-    """Trains a model on texts with an end, of at most `length` bytes."""
-    tokenizer = byte_tokenizer()
-    rows = torch.full((len(texts), length), tokenizer.pad_token_id)
-    for row, text in zip(rows, texts, strict=True):
-        ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id][:length]
-        row[: len(ids)] = torch.tensor(ids)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
-    generator = torch.Generator().manual_seed(0)
-    model.train()
-    for _ in range(steps):
-        ids = rows[torch.randint(len(rows), (batch_size,), generator=generator)]
-        labels = ids.masked_fill(ids == tokenizer.pad_token_id, -100)
-        model(input_ids=ids, labels=labels).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-    model.eval()
-
-
-def make_talking_target(*, steps: int = 250, layers: int = 4) -> LlamaForCausalLM:
-    """A model that answers in sentences of a few words; float32, and the same each time."""
-    tokenizer = byte_tokenizer()
-    model = tiny_llama(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=layers,
-        initializer_range=0.05, tie_word_embeddings=True,
-    )  # fmt: skip
-    draw = random.Random(0)
-    teach(model, [conversation(draw) for _ in range(512)], steps=steps)
-    model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    return model
+@pytest.fixture(autouse=True)
+def _without_bars() -> None:
+    disable_progress_bars()
 
 
 @pytest.fixture(scope="session")
-def talking_target() -> LlamaForCausalLM:
-    """Leave it as it is."""
-    return make_talking_target()
-
-
-@pytest.fixture(scope="session")
-def target_folder(talking_target: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of three layers with a tokenizer of bytes. It has learnt nothing, so its texts have no end."""
     folder = tmp_path_factory.mktemp("models") / "target"
-    talking_target.save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    tiny_llama(vocab_size=len(tokenizer), num_hidden_layers=3, eos_token_id=1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder

@@ -6,6 +6,7 @@ from tiny_models import prompt, tiny_llama
 from tiny_pair import byte_tokenizer
 from tiny_zoo import FAMILIES
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
 
 from hf_ssd.distill.projection import Projection, last_hidden
 from hf_ssd.distill.student import load_student, make_student, save_student
@@ -129,7 +130,7 @@ class TestProjection:
     )
     def test_it_gives_the_models_own_logits(self, model_type: str, settings: dict) -> None:
         _, common = FAMILIES["mistral, window of 8"]
-        config = AutoConfig.for_model(model_type, **{**common, **settings, "sliding_window": None})
+        config = AutoConfig.for_model(model_type, **{**common, **settings})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(config).eval()
@@ -141,6 +142,6 @@ class TestProjection:
 
     def test_what_it_does_not_know_is_refused(self) -> None:
         model = tiny_llama()
-        model.register_forward_hook(lambda module, args, output: output.update(logits=output.logits * 3) or output)
+        model.register_forward_hook(lambda module, args, output: CausalLMOutput(logits=output.logits.sin()))
         with pytest.raises(UnsupportedError, match="LlamaForCausalLM does something that is not known here"):
             Projection(model)
