@@ -43,7 +43,7 @@ def distill(
     max_length: Annotated[int, typer.Option(help="Most tokens of a text.")] = 1024,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer that the target writes.")] = 256,
     batch_size: Annotated[int, typer.Option(help="Texts per step of training.")] = 8,
-    writing_batch_size: Annotated[int, typer.Option(help="Texts that the target writes at once.")] = 32,
+    writing_batch_size: Annotated[int, typer.Option(help="Texts that the target writes at once.")] = 64,
     learning_rate: Annotated[float, typer.Option(help="Of AdamW.")] = 3e-4,
     vocabulary: Annotated[
         str, typer.Option(help="Tokens that distributions are compared on: full, sampled or auto.")

@@ -1,24 +1,16 @@
-"""A batch whose rows are sampled at temperatures of their own, some of them greedily."""
+"""Sampling with a temperature for each row, some of them greedy, and a batch that does not wait for its last row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessor, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
-
-from .. import tree_attention
+from transformers import LogitsProcessor, StoppingCriteria
 
 # Sampled rows choose among so many tokens: drawing from all costs a tenth of a step on a CPU, and a small model's tail
 # is noise.
 NUM_CANDIDATES = 64
-
-ATTENTION = "hf_ssd_grouped"
 
 
 class RowSampler(LogitsProcessor):
@@ -49,36 +41,21 @@ class RowSampler(LogitsProcessor):
         return chosen
 
 
-@contextmanager
-def grouped_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Within it a step of many rows does not copy the cache.
+class MostRowsEnded(StoppingCriteria):
+    """Ends a batch when few rows are left, which would make the others wait.
 
-    Where several heads share keys, sdpa with a mask repeats the keys of all rows for every head; on a CPU that is a
-    third of a step. Here the heads of a group are rows of one product instead.
+    Args:
+        ends: Token ids that end a row.
+        num_prompt_tokens: Length of the padded prompts.
+        share: Of the rows that have to have ended.
     """
-    if model.config._attn_implementation != "sdpa":
-        yield
-        return
-    AttentionInterface.register(ATTENTION, _attend)
-    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-    with tree_attention.use(model.config, ATTENTION):
-        yield
 
+    def __init__(self, ends: Sequence[int], num_prompt_tokens: int, share: float) -> None:
+        self._ends = torch.tensor(ends)
+        self._start = num_prompt_tokens
+        self._share = share
 
-def _attend(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    batch_size, num_heads, num_tokens, head_dim = query.shape
-    num_kv_heads = key.shape[1]
-    if num_tokens != 1 or num_heads == num_kv_heads or tree_attention.unknown_arguments(kwargs):
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-        return output, None
-    folded = query.view(batch_size, num_kv_heads, -1, head_dim)
-    output = scaled_dot_product_attention(folded, key, value, attention_mask, scale=scaling)
-    return output.reshape(batch_size, num_heads, 1, -1).transpose(1, 2).contiguous(), None
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> Any:
+        """Whether each row is over."""
+        has_ended = torch.isin(input_ids[:, self._start :], self._ends.to(input_ids.device)).any(dim=1)
+        return torch.full_like(has_ended, bool(has_ended.float().mean() >= self._share))

@@ -65,7 +65,7 @@ class DistillSettings:
     max_length: int = 1024
     max_new_tokens: int = 256
     batch_size: int = 8
-    writing_batch_size: int = 32
+    writing_batch_size: int = 64
     learning_rate: float = 3e-4
     vocabulary: Literal["auto", "sampled", "full"] = "auto"
     teacher_cache: Literal["auto", "on", "off"] = "auto"

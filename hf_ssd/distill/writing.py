@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch
-from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 from transformers.utils import logging
 
 from ..bench.settings import sampling_arguments
 from .chat import OPENINGS, ChatFormat
-from .row_sampling import RowSampler, grouped_attention
+from .row_sampling import MostRowsEnded, RowSampler
 from .settings import SELF, DistillSettings
 
 logger = logging.get_logger(__name__)
 
 MAX_USER_TOKENS = 128
 USER_TEMPERATURE = 0.9
+ENDED_SHARE = 0.9  # of a batch; the other rows are cut there
 # In turn. Half of the answers are greedy, as most calls are.
 ANSWER_TEMPERATURES = (0.0, 0.7, 0.0, 1.0)
 
@@ -123,16 +124,16 @@ class Writer:
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         ends = list(dict.fromkeys([*self._ends, *ends]))
         generator = torch.Generator().manual_seed((self._settings.seed << 32) + seed)
-        with grouped_attention(self._target):
-            output = self._target.generate(
-                input_ids.to(self._target.device),
-                attention_mask=mask.to(self._target.device),
-                logits_processor=LogitsProcessorList([RowSampler(temperatures, generator)]),
-                eos_token_id=ends or None,
-                pad_token_id=self._pad,
-                max_new_tokens=num_tokens,
-                **sampling_arguments(0.0),
-            )
+        output = self._target.generate(
+            input_ids.to(self._target.device),
+            attention_mask=mask.to(self._target.device),
+            logits_processor=LogitsProcessorList([RowSampler(temperatures, generator)]),
+            stopping_criteria=StoppingCriteriaList([MostRowsEnded(ends, longest, ENDED_SHARE)]),
+            eos_token_id=ends or None,
+            pad_token_id=self._pad,
+            max_new_tokens=num_tokens,
+            **sampling_arguments(0.0),
+        )
         return [up_to_end(row, ends) for row in output[:, longest:].tolist()]
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessorLis
 
 from hf_ssd.distill import writing
 from hf_ssd.distill.chat import OPENINGS, ChatFormat
-from hf_ssd.distill.row_sampling import RowSampler, grouped_attention
+from hf_ssd.distill.row_sampling import MostRowsEnded, RowSampler
 from hf_ssd.distill.settings import DistillSettings
 from hf_ssd.distill.sources import read_sources
 from hf_ssd.distill.writing import Writer, digest, repair, up_to_end, write_texts
@@ -50,14 +50,11 @@ class TestRowSampler:
         assert not torch.equal(mixed[1], greedy[1])
 
 
-def test_grouped_attention_writes_what_plain_generate_does() -> None:
-    target = make_target()
-    inputs = padded_batch([prompt(9), prompt(4), prompt(6, seed=1)])
-    plain = target.generate(**inputs, max_new_tokens=24, do_sample=False)
-    with grouped_attention(target):
-        assert target.config._attn_implementation != "sdpa"
-        assert torch.equal(target.generate(**inputs, max_new_tokens=24, do_sample=False), plain)
-    assert target.config._attn_implementation == "sdpa"
+def test_a_batch_ends_when_most_of_its_rows_have() -> None:
+    most = MostRowsEnded([1, 2], num_prompt_tokens=2, share=0.5)
+    ids = torch.tensor([[1, 2, 5, 6], [9, 9, 2, 0], [9, 9, 5, 5], [9, 9, 5, 1]])
+    assert most(ids, None).tolist() == [True] * 4
+    assert most(ids[:, :3], None).tolist() == [False] * 4
 
 
 class TestChatFormat:
