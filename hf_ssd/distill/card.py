@@ -49,17 +49,17 @@ def write_figures(result: DistillResult) -> str:
         f"On {found.num_tokens:,} tokens that were kept from training: the chance that a draft token is accepted, "
         "given the right tokens before it. At temperature 0 it is the share of tokens on which both models agree.",
         _table(["acceptance at temperature", "0", *(f"{t:g}" for t in temperatures)], acceptance),
+        f"Before training the agreement was {result.before.agreement:.3f} and the mean divergence "
+        f"{result.before.kl:.2f} nats, after it {found.kl:.2f} nats.",
         f"What SSD makes of it, on {next(iter(result.rounds.values())).num_prompts} prompts that were kept from "
         "training (tokens per round depend on the machine too):",
         _table(["temperature", "tokens per round", "acceptance", "hit rate"], rounds),
     ]
-    if result.before:
-        parts.insert(
-            2,
-            f"Before training the agreement was {result.before['agreement']:.3f} and the divergence "
-            f"{result.before['kl']:.2f} nats; after it, on the same tokens, {result.after['agreement']:.3f} and "
-            f"{result.after['kl']:.2f} nats.",
-        )
+    parts += [
+        f"At temperature {t:g} SSD went on without the assistant, so these are not its figures: {each.degraded}"
+        for t, each in sorted(result.rounds.items())
+        if each.degraded is not None
+    ]
     return "\n\n".join(parts)
 
 

@@ -63,4 +63,5 @@ def _stats(target: PreTrainedModel, prompt: Sequence[int], temperature: float, p
 def _summarise(calls: Sequence[SSDStats], num_prompts: int) -> Rounds:
     # All rounds as those of one call, so that each counts once.
     whole = SSDStats(mode="ssd", rounds=tuple(one for call in calls for one in call.rounds))
-    return Rounds(num_prompts, whole.num_rounds, whole.tokens_per_round, whole.acceptance, whole.hit_rate)
+    degraded = next((call.degraded for call in calls if call.degraded is not None), None)
+    return Rounds(num_prompts, whole.num_rounds, whole.tokens_per_round, whole.acceptance, whole.hit_rate, degraded)

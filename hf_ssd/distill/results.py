@@ -19,6 +19,7 @@ class Rounds:
         tokens_per_round: Tokens that one of them gave.
         acceptance: Share of the positions reached at which a draft token was accepted.
         hit_rate: Share of the outcomes that were prepared for.
+        degraded: The cause, where SSD went on without the assistant, so that these figures are not its.
     """
 
     num_prompts: int
@@ -26,6 +27,7 @@ class Rounds:
     tokens_per_round: float | None
     acceptance: float | None
     hit_rate: float | None
+    degraded: str | None = None
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,8 @@ class DistillResult:
         num_seen: The same, each time that it was looked at; an estimate from the number of steps.
         num_steps: Steps of training.
         minutes: Time of each stage.
-        before: Figures of the student before training: `agreement`, `acceptance` and `kl` on some of the held-out
-            texts.
-        after: The same after training, on the same texts.
-        agreement: Figures of the saved assistant on all held-out texts.
+        before: Figures of the student before training, on the held-out texts.
+        agreement: Figures of the saved assistant on them.
         rounds: By temperature, what SSD made of it.
     """
 
@@ -70,8 +70,7 @@ class DistillResult:
     num_seen: int
     num_steps: int
     minutes: Mapping[str, float]
-    before: Mapping[str, float]
-    after: Mapping[str, float]
+    before: Agreement
     agreement: Agreement
     rounds: Mapping[float, Rounds]
 

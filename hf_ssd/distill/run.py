@@ -23,12 +23,20 @@ from .folder import WorkFolder, write_json
 from .losses import TokenSample
 from .measuring import Agreement, measure
 from .projection import Projection
-from .results import DistillResult, Rounds
+from .results import DistillResult
 from .settings import DistillSettings
 from .sources import Sources, read_sources
 from .student import count_own_parameters, load_student, make_student, save_student
 from .teacher import Teacher, add_outputs, hidden_at, outputs_of_batch
-from .texts import document_texts, documents_mark, frequent_tokens, num_positions, split_held_out, written_texts
+from .texts import (
+    document_texts,
+    documents_mark,
+    frequent_tokens,
+    num_positions,
+    plain_texts,
+    split_held_out,
+    written_texts,
+)
 from .training import (
     Collator,
     DistillTrainer,
@@ -103,25 +111,16 @@ class Distillation:
 
     def run(self) -> DistillResult:
         """All stages, as far as they are not done."""
-        texts = self._read(self._write())
-        train, held_out = split_held_out(texts)
-        frequent = frequent_tokens(texts, self.target.config.vocab_size)
+        train, held_out = split_held_out(self._read(self._write()))
+        frequent = frequent_tokens(train, self.target.config.vocab_size)
         student = self._student()
         trainer = self._train(student, train, held_out, frequent)
         self.report("saving", 0, 0)
         save_student(student, self.tokenizer, self.folder.out, self.dtype)
         write_json(self.folder.out / FREQUENT_TOKENS_FILE, frequent)
-        evals = [entry for entry in trainer.state.log_history if "eval_agreement" in entry]
         facts = self._facts(student, train, trainer)
         del trainer, student
-        agreement, rounds = self._evaluate(held_out)
-        result = DistillResult(
-            **facts,
-            before=_figures(evals[0]) if evals else {},
-            after=_figures(evals[-1]) if evals else {},
-            agreement=agreement,
-            rounds=rounds,
-        )
+        result = DistillResult(**facts, **self._evaluate(held_out))
         (self.folder.out / "README.md").write_text(write_card(result), encoding="utf-8")
         write_json(self.folder.out / "distillation.json", result.to_dict())
         return result
@@ -157,10 +156,8 @@ class Distillation:
             parts.append((f"documents-{mark}", documents))
         return parts
 
-    def _read(self, parts: list[tuple[str, Dataset]]) -> Dataset:
+    def _read(self, parts: list[tuple[str, Dataset]]) -> list[Dataset]:
         """The texts, with the target's view of them if it is kept."""
-        from datasets import concatenate_datasets
-
         if not parts:
             raise ValueError(f"`data` must give texts, but {list(self.settings.data)} gave none.")
         size = sum(num_positions(texts) for _, texts in parts) * self.target.config.hidden_size * 2
@@ -178,8 +175,10 @@ class Distillation:
                 self.report("the target reads the texts", done, total)
 
             parts = [(name, add_outputs(texts, self.teacher, self.folder.cache, name, read)) for name, texts in parts]
-        texts = concatenate_datasets([texts for _, texts in parts])
-        return texts.add_column("length", [len(ids) for ids in texts["input_ids"]]).with_format("numpy")
+        return [
+            texts.add_column("length", [len(ids) for ids, _ in plain_texts(texts)]).with_format("numpy")
+            for _, texts in parts
+        ]
 
     # Training.
 
@@ -206,7 +205,7 @@ class Distillation:
         trainer = make_trainer(
             student,
             train,
-            held_out.select(range(min(NUM_WATCHED, len(held_out)))),
+            held_out.select(spread(len(held_out), NUM_WATCHED)),
             settings,
             folder,
             budget,
@@ -245,28 +244,14 @@ class Distillation:
 
     # Evaluation.
 
-    def _evaluate(self, held_out: Dataset) -> tuple[Agreement, dict[float, Rounds]]:
+    def _evaluate(self, held_out: Dataset) -> dict[str, Any]:
         self.report("evaluating", 0, 0)
         assistant = AutoModelForCausalLM.from_pretrained(self.folder.out, dtype=self.dtype).eval()
-        device = training_device()
-        collate = Collator(self.target.config.hidden_size)
-        batches = (
-            {name: value.to(device) for name, value in collate([held_out[i]]).items()} for i in range(len(held_out))
-        )
-        assistant.to(device)
-
-        agreement = measure(
-            batches,
-            lambda batch: hidden_at(assistant, batch),
-            lambda batch: outputs_of_batch(batch, self.teacher),
-            Projection(assistant),
-            self.teacher.projection,
-            temperatures=TEMPERATURES,
-            coupled=True,
-        )
+        before = self._agreement(self._student().eval(), held_out, coupled=False)
+        agreement = self._agreement(assistant, held_out, coupled=True)
         prompts = [
             row["input_ids"][: row["num_prompt_tokens"] if row["num_prompt_tokens"] > 1 else DOCUMENT_PROMPT_TOKENS]
-            for row in held_out.select(range(min(NUM_PROMPTS, len(held_out))))
+            for row in held_out.select(spread(len(held_out), NUM_PROMPTS))
         ]
         rounds = measure_rounds(
             self.target,
@@ -276,7 +261,24 @@ class Distillation:
             pad_token_id=self.tokenizer.pad_token_id or 0,
             seed=self.settings.seed,
         )
-        return agreement, rounds
+        return {"before": before, "agreement": agreement, "rounds": rounds}
+
+    def _agreement(self, student: PreTrainedModel, held_out: Dataset, *, coupled: bool) -> Agreement:
+        device = training_device()
+        student.to(device)
+        collate = Collator(self.target.config.hidden_size)
+        batches = (
+            {name: value.to(device) for name, value in collate([held_out[i]]).items()} for i in range(len(held_out))
+        )
+        return measure(
+            batches,
+            lambda batch: hidden_at(student, batch),
+            lambda batch: outputs_of_batch(batch, self.teacher),
+            Projection(student, self.dtype),
+            self.teacher.projection,
+            temperatures=TEMPERATURES,
+            coupled=coupled,
+        )
 
 
 def training_device() -> torch.device:
@@ -292,5 +294,13 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _figures(entry: dict[str, Any]) -> dict[str, float]:
-    return {name.removeprefix("eval_"): value for name, value in entry.items() if name.startswith("eval_")}
+def spread(length: int, count: int) -> range:
+    """About `count` indices below `length`, evenly spread.
+
+    ```python
+    >>> list(spread(10, 3)), list(spread(2, 3))
+    ([0, 4, 8], [0, 1])
+
+    ```
+    """
+    return range(0, length, max(1, -(-length // count)))

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 if TYPE_CHECKING:
     from datasets import Dataset
 
-# Of so many texts one is kept from training, and no more of them than that.
+# Of so many texts one is kept from training, and no more of a part than that.
 HELD_OUT_SHARE = 40
 MAX_HELD_OUT = 64
 
@@ -76,19 +76,29 @@ def num_positions(texts: Dataset) -> int:
     return sum(len(ids) - start for ids, start in plain_texts(texts))
 
 
-def split_held_out(texts: Dataset) -> tuple[Dataset, Dataset]:
+def split_held_out(parts: Sequence[Dataset]) -> tuple[Dataset, Dataset]:
     """The texts to train on, and those that tell how good the assistant has become.
 
-    A text stays on its side when more are added after it.
+    A text stays on its side when more are added after it in its part.
+
+    Args:
+        parts: Texts of several origins, some of each of which are held out.
 
     Raises:
         ValueError: If there are not at least two.
     """
-    if len(texts) < 2:
-        raise ValueError(f"`data` must give at least 2 texts, but gave {len(texts)}. Name more, or give more minutes.")
-    held_out = list(range(0, len(texts), HELD_OUT_SHARE))[:MAX_HELD_OUT]
-    known = set(held_out)
-    return texts.select([i for i in range(len(texts)) if i not in known]), texts.select(held_out)
+    from datasets import concatenate_datasets
+
+    held_out = [part.select(range(0, len(part), HELD_OUT_SHARE)[:MAX_HELD_OUT]) for part in parts]
+    train = [
+        part.select([i for i in range(len(part)) if i % HELD_OUT_SHARE or i >= HELD_OUT_SHARE * MAX_HELD_OUT])
+        for part in parts
+    ]
+    if not sum(map(len, train)):
+        raise ValueError(
+            f"`data` must give at least 2 texts, but gave {sum(map(len, held_out))}. Name more, or give more minutes."
+        )
+    return concatenate_datasets(train), concatenate_datasets(held_out)
 
 
 def frequent_tokens(texts: Dataset, size: int) -> list[int]:

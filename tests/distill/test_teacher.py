@@ -102,12 +102,17 @@ class TestTexts:
 
     def test_held_out_texts_stay_held_out(self) -> None:
         lengths = [3 + i % 5 for i in range(100)]
-        train, held_out = split_held_out(texts_of(lengths[:50]))
-        more_train, more_held_out = split_held_out(texts_of(lengths))
-        assert (len(train), len(held_out)) == (48, 2)
-        assert (len(more_train), len(more_held_out)) == (97, 3)
+        whole, documents = texts_of(lengths), texts_of([9, 8])
+        _, held_out = split_held_out([whole.select(range(50)), documents])
+        train, more_held_out = split_held_out([whole, documents])
+        assert held_out["input_ids"] == [*(whole[i]["input_ids"] for i in (0, 40)), documents[0]["input_ids"]]
+        assert more_held_out["input_ids"] == [
+            *(whole[i]["input_ids"] for i in (0, 40, 80)), documents[0]["input_ids"],
+        ]  # fmt: skip
+        assert len(train) == 97 + 1
+        assert not {tuple(ids) for ids in train["input_ids"]} & {tuple(ids) for ids in more_held_out["input_ids"]}
         with pytest.raises(ValueError, match=r"`data` must give at least 2 texts, but gave 1"):
-            split_held_out(texts_of([5]))
+            split_held_out([texts_of([5])])
 
     def test_frequent_tokens_are_counted_after_the_prompts(self) -> None:
         rows = {"input_ids": [[9, 9, 9, 5, 6], [9, 7, 6, 6]], "num_prompt_tokens": [3, 1]}
