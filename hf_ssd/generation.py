@@ -7,6 +7,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,18 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
-from .checks import REMEDY, check_batch, check_caches, check_call, check_model, check_pair
+from .checks import (
+    REMEDY,
+    check_batch,
+    check_caches,
+    check_call,
+    check_encoder_outputs,
+    check_media,
+    check_model,
+    check_pair,
+    check_seeds,
+    generate_owner,
+)
 from .compat import CACHE_KEY
 from .config import SSDConfig
 from .metrics import SSDStats
@@ -75,7 +87,7 @@ class SSDGenerationMixin(GenerationMixin):
         Raises:
             UnsupportedError: Before the first token, if the models or arguments do not allow it.
         """
-        kwargs = _by_name(args, kwargs)
+        kwargs = _by_name(self, args, kwargs)
         attached: Attachment | None = self.__dict__.get("_ssd_attachment")
         is_explicit = ssd_config is not None
         if kwargs.get("custom_generate") is not None or not (is_explicit or attached):
@@ -102,7 +114,7 @@ class SSDGenerationMixin(GenerationMixin):
             assistant, kwargs = None, {**kwargs, "assistant_model": None}
             # Under the coupled rule a seed gives the same tokens in every mode, so this one has to add the noise too.
             is_as_drawn = config.rule != "coupled" and config.seed is None
-            if is_as_drawn or not _generation_config(self, kwargs).do_sample:
+            if is_as_drawn or not _may_sample(self, kwargs):
                 return self._generate_plainly(kwargs)
         try:
             _check(self, assistant, config, kwargs)
@@ -117,14 +129,23 @@ class SSDGenerationMixin(GenerationMixin):
             logger.warning_once(f"This call {what}")
             return self._generate_plainly(kwargs)
         call = SSDCall(assistant, config, Recorder(config.mode, config.trace))
-        output = super().generate(**{**kwargs, "assistant_model": call})
+        if generate_owner(type(self)) is GenerationMixin:
+            output = super().generate(**{**kwargs, "assistant_model": call})
+        else:
+            # Whisper's changes what is generated when it gets an assistant. So it gets none, and comes to `_sample`.
+            others = {name: value for name, value in kwargs.items() if name != "assistant_model"}
+            with _running(_Running(self, call)):
+                output = super().generate(**others)
         self.ssd_stats = call.recorder.close()
         return with_stats(output, self.ssd_stats)
 
     def _generate_plainly(self, kwargs: dict[str, Any]) -> Any:
         recorder = Recorder("ar")
         eos_token_id = _generation_config(self, kwargs).eos_token_id
-        output = decode_plainly(super().generate, kwargs, recorder, eos_token_id)
+        if kwargs.get("assistant_model") is None:
+            kwargs = {name: value for name, value in kwargs.items() if name != "assistant_model"}
+        with _running(None):
+            output = decode_plainly(super().generate, kwargs, recorder, eos_token_id)
         self.ssd_stats = recorder.close()
         return with_stats(output, self.ssd_stats)
 
@@ -133,11 +154,19 @@ class SSDGenerationMixin(GenerationMixin):
         self, input_ids: torch.LongTensor, *, assistant_model: Any = None, inputs_tensor: Any = None, **kwargs: Any
     ) -> Any:
         if isinstance(assistant_model, SSDCall):
-            return decode_speculatively(self, input_ids, call=assistant_model, **kwargs)
+            return decode_speculatively(self, input_ids, call=assistant_model, inputs_tensor=inputs_tensor, **kwargs)
         # Prompt lookup, early exit, multi-token prediction, and transformers' own assisted generation.
         return super()._assisted_decoding(
             input_ids, assistant_model=assistant_model, inputs_tensor=inputs_tensor, **kwargs
         )
+
+    # The same for models whose `generate()` calls the library's several times. The names are read by `generate()`.
+    def _sample(self, input_ids: torch.LongTensor, *, inputs_tensor: Any = None, **kwargs: Any) -> Any:
+        running = _RUNNING.get()
+        if running is None or running.model is not self:
+            return super()._sample(input_ids, **kwargs)
+        with _running(None):  # a streamer or a criterion may generate too
+            return decode_speculatively(self, input_ids, call=running.call, inputs_tensor=inputs_tensor, **kwargs)
 
     def _validate_generation_mode(
         self, generation_mode: Any, generation_config: GenerationConfig, generation_mode_kwargs: dict[str, Any]
@@ -215,13 +244,15 @@ def make_custom_generate(
             '`mode` must be "ssd", "sd" or "ar" here, but got "auto", which remembers calls. Use enable_ssd.'
         )
 
-    def ssd(model: PreTrainedModel, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
+    def ssd(model: PreTrainedModel, input_ids: torch.LongTensor, inputs_tensor: Any = None, **kwargs: Any) -> Any:
         check_model("target", model)
         if config.mode != "ar":
             check_pair(model, assistant_model)
-        check_call(kwargs["generation_config"], kwargs)
+        check_call(kwargs["generation_config"], kwargs, model)
         call = SSDCall(assistant_model, config, Recorder(config.mode, config.trace))
-        output = decode_speculatively(model, input_ids, call=call, streamer=streamer, **kwargs)
+        output = decode_speculatively(
+            model, input_ids, call=call, streamer=streamer, inputs_tensor=inputs_tensor, **kwargs
+        )
         model.ssd_stats = call.recorder.close()
         return with_stats(output, model.ssd_stats)
 
@@ -254,15 +285,20 @@ def _check(
     check_model("target", model)
     if assistant is not None:
         check_pair(model, assistant)
+        check_encoder_outputs(model, assistant, kwargs)
     generation_config = _generation_config(model, kwargs)
-    check_call(generation_config, kwargs)
-    input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
-    if input_ids is not None:
+    check_call(generation_config, kwargs, model)
+    check_seeds(config.seed, model)
+    num_prompts = _num_prompts(model, kwargs)
+    if num_prompts is not None:
         caches = [kwargs[name] for name in {CACHE_KEY, "past_key_values"} if kwargs.get(name) is not None]
         check_caches(caches)
-        num_rows = input_ids.shape[0] * (generation_config.num_return_sequences or 1)
+        num_rows = num_prompts * (generation_config.num_return_sequences or 1)
+        if kwargs.get("return_token_timestamps"):  # which Whisper reads off attentions
+            generation_config.return_dict_in_generate = generation_config.output_attentions = True
         has_streamer = kwargs.get("streamer") is not None
         check_batch(num_rows, generation_config, has_cache=bool(caches), has_streamer=has_streamer)
+        check_media(model, num_rows, kwargs)
 
 
 # By target and assistant: what calls with mode "auto" have shown.
@@ -272,27 +308,61 @@ _POLICIES: weakref.WeakKeyDictionary[PreTrainedModel, dict[int, ModePolicy]] = w
 def _kind_of_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[int, bool]:
     """What the fastest mode may depend on: the number of rows, and whether tokens are sampled."""
     config = _generation_config(model, kwargs)
-    input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
-    num_prompts = 1 if input_ids is None else len(input_ids)
-    return num_prompts * (config.num_return_sequences or 1), bool(config.do_sample)
+    return (_num_prompts(model, kwargs) or 1) * (config.num_return_sequences or 1), _may_sample(model, kwargs)
+
+
+def _num_prompts(model: PreTrainedModel, kwargs: dict[str, Any]) -> int | None:
+    names = ("inputs", "input_ids", model.main_input_name)
+    return next((len(kwargs[name]) for name in names if kwargs.get(name) is not None), None)
+
+
+def _may_sample(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
+    # Whisper's `generate()` samples where a temperature is above 0, whatever `do_sample` says.
+    temperature = kwargs.get("temperature") if "temperature" in _parameters(model) else None
+    temperatures = temperature if isinstance(temperature, (list, tuple)) else [temperature]
+    return bool(_generation_config(model, kwargs).do_sample) or any(each for each in temperatures)
 
 
 def _generation_config(model: PreTrainedModel, kwargs: dict[str, Any]) -> GenerationConfig:
     """The call's generation config, its keyword arguments merged in."""
-    overrides = {key: value for key, value in kwargs.items() if key not in _GENERATE_PARAMETERS}
+    known = set(_parameters(model)) - {"return_dict_in_generate"}
+    overrides = {key: value for key, value in kwargs.items() if key not in known and key != "assistant_model"}
     config: GenerationConfig = model._prepare_generation_config(kwargs.get("generation_config"), **overrides)[0]
     return config
 
 
-_GENERATE_SIGNATURE = inspect.signature(GenerationMixin.generate)
-_GENERATE_PARAMETERS = frozenset(_GENERATE_SIGNATURE.parameters)
+def _parameters(model: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
+    """Those of the model's own `generate()`, in order."""
+    return inspect.signature(vars(generate_owner(type(model)))["generate"]).parameters
 
 
-def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    arguments = _GENERATE_SIGNATURE.bind_partial(None, *args, **kwargs).arguments
+def _by_name(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    signature = inspect.Signature(list(_parameters(model).values()))
+    arguments = signature.bind_partial(None, *args, **kwargs).arguments
     del arguments["self"]
     others = arguments.pop("kwargs", {})
     return {**arguments, **others}
+
+
+# The call that a model's own `generate()` runs in, in this thread.
+
+
+@dataclass(frozen=True)
+class _Running:
+    model: PreTrainedModel
+    call: SSDCall
+
+
+_RUNNING: ContextVar[_Running | None] = ContextVar("hf_ssd_running", default=None)
+
+
+@contextlib.contextmanager
+def _running(running: _Running | None) -> Iterator[None]:
+    token = _RUNNING.set(running)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
 
 
 # Mixing in: a subclass per model class, which passes for it.

@@ -112,7 +112,7 @@ class DraftEngine:
         is_saguaro = request.do_sample and config.saguaro_coefficient < 1.0
         self._fan_out = self._ranker.expected_fan_out() if is_saguaro else None
         self._max_tree_tokens = config.max_tree_tokens if request.takes_trees and not request.draws else 0
-        self._tokens = list(request.prompt_ids[request.num_padding :])
+        self._tokens = request.read_ids
         self._ngrams = NGramIndex(self._tokens)
         policy = self._backup_policies.setdefault(
             (bool(self._max_tree_tokens), request.do_sample, config.rule, request.num_rows), BackupPolicy()
@@ -121,15 +121,15 @@ class DraftEngine:
         self._origin = Origin.NONE
         self._last_position = len(self._tokens) + request.max_new_tokens - 1
         self._num_cached = 0  # tokens of the row in the trunk
-        self._cache = self.assistant.new_cache()
         self._sent: list[Node] = []
         self._spans: list[Span] = []
         self._draft_ns = self._num_steps = 0
         self._root = Node(self._tokens[-1] if self._tokens else 0, None, len(self._tokens) - 1)
         self._frontier: list[Node] = []
         self._proposer.activate(self._tokens)
-        if self._has_room(1):
-            with self._span("prefill", tokens=len(self._tokens)):
+        with self._span("prefill", tokens=len(self._tokens)):
+            self._cache = self.assistant.new_cache(request.encoder)
+            if self._has_room(1):
                 work_together(self.assistant, [self._read_row()])
         self._pace.started()
 

@@ -181,7 +181,8 @@ class AssistantWorker(Worker):
         self._drain()
         row = next(self._rows)
         processors = messages.pickle_processors(request.processors)
-        request = dataclasses.replace(request, processors=())
+        encoder = None if request.encoder is None else request.encoder.on("cpu")
+        request = dataclasses.replace(request, processors=(), encoder=encoder)
         self._send(messages.Start(row, request, num_threads, processors))
         return row
 
