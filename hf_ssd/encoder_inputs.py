@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.generation.logits_process import WhisperNoSpeechDetection
+from transformers.generation.logits_process import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    LogitsProcessor,
+    WhisperNoSpeechDetection,
+)
 from transformers.utils import ModelOutput
 
 from .decoders import attends_to_encoder, encoder_size
@@ -98,6 +104,33 @@ def row_of(output: ModelOutput, row: int) -> ModelOutput:
     if isinstance(output, (tuple, list)):
         return pick(output)
     return type(output)(**{name: pick(value) for name, value in output.items()})
+
+
+# They hold what the encoder read, for each row of the batch.
+ENCODER_PROCESSORS = (EncoderNoRepeatNGramLogitsProcessor, EncoderRepetitionPenaltyLogitsProcessor)
+
+
+class OneEncoderRow(LogitsProcessor):
+    """One of `ENCODER_PROCESSORS` for any number of prefixes of one row.
+
+    Args:
+        processor: The processor.
+        row: Index of the row.
+        num_rows: Rows of the call. There may be several for each input of the encoder.
+    """
+
+    def __init__(self, processor: LogitsProcessor, row: int, num_rows: int) -> None:
+        self._processor: Any = copy.copy(processor)
+        for name in ("encoder_input_ids", "generated_ngrams"):
+            inputs = getattr(processor, name, None)
+            if inputs is not None:
+                first = row // (num_rows // len(inputs))
+                setattr(self._processor, name, inputs[first : first + 1])
+        self._processor.batch_size = 1
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        rows = [self._processor(input_ids[i : i + 1], scores[i : i + 1]) for i in range(len(scores))]
+        return torch.cat(rows)  # type: ignore[return-value]
 
 
 class NoSpeech:

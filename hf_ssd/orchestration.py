@@ -22,7 +22,7 @@ from .compat import CACHE_KEY
 from .config import SSDConfig
 from .decoders import argument
 from .decoding import RowDecoder
-from .encoder_inputs import NoSpeech, encoder_inputs, row_of
+from .encoder_inputs import ENCODER_PROCESSORS, NoSpeech, OneEncoderRow, encoder_inputs, row_of
 from .metrics import SSDStats
 from .noise import derive_seed
 from .protocol import DraftRequest, EncoderInputs, Speculator
@@ -238,7 +238,7 @@ def draft_request(
     do_sample = bool(row.config.do_sample)
     # The detection of silence changes no scores, and holds the target.
     own = [each for each in row.processors if not isinstance(each, WhisperNoSpeechDetection)]
-    processors = [_for_one_row(processor, row.index) for processor in own]
+    processors = [_for_one_row(processor, row.index, row.num_rows) for processor in own]
     if do_sample and config.assistant_temperature is not None:
         processors = with_temperature(processors, config.assistant_temperature)
     return DraftRequest(
@@ -257,8 +257,10 @@ def draft_request(
     )
 
 
-def _for_one_row(processor: Any, index: int) -> Any:
+def _for_one_row(processor: Any, index: int, num_rows: int) -> Any:
     """A processor that knows the batch as one that takes any number of prefixes of one row, as drafting has them."""
+    if isinstance(processor, ENCODER_PROCESSORS):
+        return OneEncoderRow(processor, index, num_rows)
     # The repetition penalty of recent versions: padding of each row.
     num_ignored = getattr(processor, "prompt_ignore_length", None)
     if not isinstance(num_ignored, torch.Tensor):

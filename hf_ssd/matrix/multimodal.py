@@ -95,9 +95,9 @@ class VisionFamily:
         whole = self.make(noise=noise, attn_implementation=attn_implementation)
         text_config = whole.config.get_text_config(decoder=True)
         if self.assistant_type is not None:
-            text_config = AutoConfig.for_model(
-                self.assistant_type, **{name: getattr(text_config, name) for name in _TEXT}
-            )
+            names = [name for name in (*_TEXT, "head_dim") if hasattr(text_config, name)]
+            values = {name: getattr(text_config, name) for name in names}
+            text_config = AutoConfig.for_model(self.assistant_type, **values)
         assistant = AutoModelForCausalLM.from_config(
             text_config, dtype=torch.float32, attn_implementation=attn_implementation
         ).eval()
@@ -161,9 +161,14 @@ VISION_FAMILIES = (
     VisionFamily(
         "gemma3",
         "mixed windows, images attend both ways",
-        text={**_GEMMA, "layer_types": ["sliding_attention", "full_attention"]},
+        text={**_GEMMA, "tie_word_embeddings": False, "layer_types": ["sliding_attention", "full_attention"]},
         vision=_SIGLIP,
-        settings={"mm_tokens_per_image": 4, "image_token_index": IMAGE, "boi_token_index": VISION_START},
+        settings={
+            "mm_tokens_per_image": 4,
+            "image_token_index": IMAGE,
+            "boi_token_index": VISION_START,
+            "tie_word_embeddings": False,
+        },
     ),
     VisionFamily(
         "idefics3",
@@ -185,5 +190,6 @@ VISION_FAMILIES = (
         text={"model_type": "gemma", "head_dim": 8},
         vision={**_SIGLIP, "projection_dim": 32},
         settings={"image_token_index": IMAGE, "projection_dim": 32},
+        assistant_type="gemma",
     ),
 )
