@@ -158,6 +158,15 @@ def check_encoder_outputs(target: PreTrainedModel, assistant: PreTrainedModel, a
         )
 
 
+def check_whole_recording(target: PreTrainedModel, arguments: dict[str, Any]) -> None:
+    """Raises [`UnsupportedError`] for a part of a recording, as a folder in `custom_generate` gets it from Whisper."""
+    if generate_owner(type(target)) is not GenerationMixin and arguments.get("inputs") is not None:
+        _refuse(
+            f"`custom_generate` must not be a folder for {type(target).__name__}, which decodes a recording in parts. "
+            "Call `enable_ssd`, or pass what `make_custom_generate` returns."
+        )
+
+
 def check_seeds(seed: int | tuple[int, ...] | None, target: PreTrainedModel) -> None:
     """Raises [`UnsupportedError`] for seeds of single rows where a call decodes several times."""
     if isinstance(seed, tuple) and generate_owner(type(target)) is not GenerationMixin:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
+from .call_arguments import by_name, generation_config_of, may_sample, num_prompts
 from .checks import (
     REMEDY,
     check_batch,
@@ -27,6 +27,7 @@ from .checks import (
     check_model,
     check_pair,
     check_seeds,
+    check_whole_recording,
     generate_owner,
 )
 from .compat import CACHE_KEY
@@ -87,7 +88,7 @@ class SSDGenerationMixin(GenerationMixin):
         Raises:
             UnsupportedError: Before the first token, if the models or arguments do not allow it.
         """
-        kwargs = _by_name(self, args, kwargs)
+        kwargs = by_name(self, args, kwargs)
         attached: Attachment | None = self.__dict__.get("_ssd_attachment")
         is_explicit = ssd_config is not None
         if kwargs.get("custom_generate") is not None or not (is_explicit or attached):
@@ -114,7 +115,7 @@ class SSDGenerationMixin(GenerationMixin):
             assistant, kwargs = None, {**kwargs, "assistant_model": None}
             # Under the coupled rule a seed gives the same tokens in every mode, so this one has to add the noise too.
             is_as_drawn = config.rule != "coupled" and config.seed is None
-            if is_as_drawn or not _may_sample(self, kwargs):
+            if is_as_drawn or not may_sample(self, kwargs):
                 return self._generate_plainly(kwargs)
         try:
             _check(self, assistant, config, kwargs)
@@ -141,7 +142,7 @@ class SSDGenerationMixin(GenerationMixin):
 
     def _generate_plainly(self, kwargs: dict[str, Any]) -> Any:
         recorder = Recorder("ar")
-        eos_token_id = _generation_config(self, kwargs).eos_token_id
+        eos_token_id = generation_config_of(self, kwargs).eos_token_id
         if kwargs.get("assistant_model") is None:
             kwargs = {name: value for name, value in kwargs.items() if name != "assistant_model"}
         with _running(None):
@@ -286,14 +287,15 @@ def _check(
     if assistant is not None:
         check_pair(model, assistant)
         check_encoder_outputs(model, assistant, kwargs)
-    generation_config = _generation_config(model, kwargs)
+    generation_config = generation_config_of(model, kwargs)
     check_call(generation_config, kwargs, model)
     check_seeds(config.seed, model)
-    num_prompts = _num_prompts(model, kwargs)
-    if num_prompts is not None:
+    check_whole_recording(model, kwargs)
+    num_inputs = num_prompts(model, kwargs)
+    if num_inputs is not None:
         caches = [kwargs[name] for name in {CACHE_KEY, "past_key_values"} if kwargs.get(name) is not None]
         check_caches(caches)
-        num_rows = num_prompts * (generation_config.num_return_sequences or 1)
+        num_rows = num_inputs * (generation_config.num_return_sequences or 1)
         if kwargs.get("return_token_timestamps"):  # which Whisper reads off attentions
             generation_config.return_dict_in_generate = generation_config.output_attentions = True
         has_streamer = kwargs.get("streamer") is not None
@@ -307,41 +309,8 @@ _POLICIES: weakref.WeakKeyDictionary[PreTrainedModel, dict[int, ModePolicy]] = w
 
 def _kind_of_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[int, bool]:
     """What the fastest mode may depend on: the number of rows, and whether tokens are sampled."""
-    config = _generation_config(model, kwargs)
-    return (_num_prompts(model, kwargs) or 1) * (config.num_return_sequences or 1), _may_sample(model, kwargs)
-
-
-def _num_prompts(model: PreTrainedModel, kwargs: dict[str, Any]) -> int | None:
-    names = ("inputs", "input_ids", model.main_input_name)
-    return next((len(kwargs[name]) for name in names if kwargs.get(name) is not None), None)
-
-
-def _may_sample(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
-    # Whisper's `generate()` samples where a temperature is above 0, whatever `do_sample` says.
-    temperature = kwargs.get("temperature") if "temperature" in _parameters(model) else None
-    temperatures = temperature if isinstance(temperature, (list, tuple)) else [temperature]
-    return bool(_generation_config(model, kwargs).do_sample) or any(each for each in temperatures)
-
-
-def _generation_config(model: PreTrainedModel, kwargs: dict[str, Any]) -> GenerationConfig:
-    """The call's generation config, its keyword arguments merged in."""
-    known = set(_parameters(model)) - {"return_dict_in_generate"}
-    overrides = {key: value for key, value in kwargs.items() if key not in known and key != "assistant_model"}
-    config: GenerationConfig = model._prepare_generation_config(kwargs.get("generation_config"), **overrides)[0]
-    return config
-
-
-def _parameters(model: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
-    """Those of the model's own `generate()`, in order."""
-    return inspect.signature(vars(generate_owner(type(model)))["generate"]).parameters
-
-
-def _by_name(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    signature = inspect.Signature(list(_parameters(model).values()))
-    arguments = signature.bind_partial(None, *args, **kwargs).arguments
-    del arguments["self"]
-    others = arguments.pop("kwargs", {})
-    return {**arguments, **others}
+    config = generation_config_of(model, kwargs)
+    return (num_prompts(model, kwargs) or 1) * (config.num_return_sequences or 1), may_sample(model, kwargs)
 
 
 # The call that a model's own `generate()` runs in, in this thread.

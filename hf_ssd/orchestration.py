@@ -85,9 +85,8 @@ def decode_speculatively(
     decoder: RowDecoder | None = None
     try:
         has_cache = getattr(model_kwargs.get(CACHE_KEY), "_is_user_defined", False)
-        seeds = (
-            _row_seeds(call.config.seed, num_rows, recorder.num_rows) if generation_config.do_sample else [0] * num_rows
-        )
+        samples = generation_config.do_sample
+        seeds = _row_seeds(call.config.seed, num_rows, recorder.num_rows) if samples else [0] * num_rows
         check_batch(num_rows, generation_config, has_cache=has_cache, has_streamer=streamer is not None)
         rows = [
             Row(
@@ -124,12 +123,8 @@ def decode_speculatively(
                 no_speech = NoSpeech(logits_processor)
                 for row in rows:
                     row_kwargs = _row_kwargs(model, model_kwargs, generation_config, row.index, num_rows)
-                    decoder = RowDecoder(model, row, model_kwargs=row_kwargs, recorder=recorder)
-                    # Not asked where no tree is wanted: it takes a forward or two.
-                    takes_trees = call.config.max_tree_tokens > 0 and call.config.mode != "ar" and decoder.takes_trees
-                    encoder = encoder_inputs(model, call.assistant, inputs_tensor, row_kwargs, row.index, num_rows)
-                    request = draft_request(model, row, call.config, takes_trees=takes_trees, encoder=encoder)
-                    decoder.run(Link(None if recorder.degraded else speculator, recorder, restore_threads), request)
+                    link = Link(None if recorder.degraded else speculator, recorder, restore_threads)
+                    decoder = _decode_row(model, row, call, link, row_kwargs, inputs_tensor)
                     no_speech.keep(row.index)
                 no_speech.restore()
     finally:
@@ -141,6 +136,23 @@ def decode_speculatively(
     if model.config.is_encoder_decoder and generation_config.return_dict_in_generate:
         return _of_encoder_decoder(output, decoder if num_rows == 1 else None)
     return output
+
+
+def _decode_row(
+    model: PreTrainedModel,
+    row: Row,
+    call: SSDCall,
+    link: Link,
+    model_kwargs: dict[str, Any],
+    inputs_tensor: torch.Tensor | None,
+) -> RowDecoder:
+    """Decodes a row by itself. Returns what did it, which may hold more for the output."""
+    decoder = RowDecoder(model, row, model_kwargs=model_kwargs, recorder=call.recorder)
+    # Not asked where no tree is wanted: it takes a forward or two.
+    takes_trees = call.config.max_tree_tokens > 0 and call.config.mode != "ar" and decoder.takes_trees
+    encoder = encoder_inputs(model, call.assistant, inputs_tensor, model_kwargs, row.index, row.num_rows)
+    decoder.run(link, draft_request(model, row, call.config, takes_trees=takes_trees, encoder=encoder))
+    return decoder
 
 
 def decode_plainly(

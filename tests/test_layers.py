@@ -41,6 +41,7 @@ LAYERS = {
     "embedded": 6,
     "trace": 6,
     "monitor": 6,
+    "call_arguments": 6,
     "orchestration": 6,
     "generation": 7,
     "pairs": 8,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from tiny_whisper import (
 )
 from transformers import PreTrainedModel, pipeline
 
-from hf_ssd import SSDConfig, SSDStats, disable_ssd, enable_ssd
+from hf_ssd import SSDConfig, SSDStats, custom_generate_path, disable_ssd, enable_ssd, make_custom_generate
 from hf_ssd.checks import UnsupportedError
 from hf_ssd.generation import generate_with_ssd
 from hf_ssd.target_trees import Masks, masks_of
@@ -272,6 +273,37 @@ def test_pipeline(timestamps: Any) -> None:
     enable_ssd(target, assistant_model=make_decoder(), ssd_config=INLINE)
     assert recognizer(sound.copy(), **kwargs) == plain
     assert target.ssd_stats.num_hits > 0
+
+
+def test_the_example_in_the_documentation(capsys) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "speech_and_images.md").read_text(encoding="utf-8")
+    code = next(block.split("```")[0] for block in page.split("```python\n") if "torch.randn" in block)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        exec(compile(code, "speech_and_images.md", "exec"), {"__name__": "example"})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "True"
+    assert float(second.split()[0]) > 1.5
+
+
+def test_through_custom_generate(target, decoder) -> None:
+    kwargs = {"input_features": features(NUM_FRAMES + 40), "return_timestamps": True, **GREEDY}
+    plain = target.generate(**kwargs)
+    found = target.generate(**kwargs, custom_generate=make_custom_generate(decoder, INLINE))
+    assert found.equal(plain)
+    assert target.ssd_stats.num_hits > 0
+
+
+def test_a_folder_in_custom_generate_is_refused(target, decoder) -> None:
+    with pytest.raises(UnsupportedError, match="`custom_generate` must not be a folder for WhisperForConditional"):
+        target.generate(
+            features(),
+            custom_generate=custom_generate_path(),
+            trust_remote_code=True,
+            assistant_model=decoder,
+            ssd_config=INLINE.to_dict(),
+            **GREEDY,
+        )
 
 
 def test_mode_auto(target, decoder) -> None:
