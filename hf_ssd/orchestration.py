@@ -314,6 +314,9 @@ def _row_kwargs(
     for name, value in model_kwargs.items():
         is_batched = isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape[0] == num_rows
         sliced[name] = value[row : row + 1] if is_batched else value
+    positions = model_kwargs.get("position_ids")
+    if isinstance(positions, torch.Tensor) and positions.ndim == 3:  # of several dimensions, which come first
+        sliced["position_ids"] = positions[:, row : row + 1]
     if model.config.is_encoder_decoder:
         sliced["encoder_outputs"] = row_of(model_kwargs["encoder_outputs"], row)
     sliced.pop(CACHE_KEY, None)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from drafting_requests import request
-from tiny_models import make_noisy, make_target, prompt
+from tiny_models import make_noisy, make_target, padded_batch, prompt
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from hf_ssd import SSDConfig, enable_ssd
@@ -71,6 +71,19 @@ def test_an_image_right_at_the_end_of_the_prompt() -> None:
     kwargs = {**inputs, "max_new_tokens": 20, "do_sample": False}
     found = generate_with_ssd(target, assistant_model=assistant, ssd_config=INLINE, **kwargs)
     assert found.equal(target.generate(**kwargs))
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "gemma3", "llava"])
+def test_several_rows_of_text(model_type: str) -> None:
+    """Four, which is also the number of dimensions that Qwen2-VL's positions have."""
+    tiny = family(model_type)
+    target, assistant = tiny.make(), tiny.make_assistant()
+    batch = padded_batch([prompt(length, vocab_size=60) for length in (12, 5, 9, 7)])
+    kwargs = {**batch, "max_new_tokens": 16, "do_sample": False}
+    found = generate_with_ssd(target, assistant_model=assistant, ssd_config=INLINE, **kwargs)
+    assert found.equal(target.generate(**kwargs))
+    assert target.ssd_stats.degraded is None
+    assert target.ssd_stats.acceptance > 0.2
 
 
 def test_through_enable_ssd() -> None:
