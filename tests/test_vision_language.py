@@ -48,7 +48,7 @@ def test_trees_behind_an_image(model_type: str) -> None:
     rounds = target.ssd_stats.rounds
     assert any(each.num_draft_tokens > each.depth for each in rounds), "no tree was verified"
     assert any(0 < each.num_accepted < each.depth for each in rounds), "nothing was rolled back"
-    assert target.ssd_stats.num_hits > 3
+    assert target.ssd_stats.num_hits > 0
 
 
 def test_the_image_matters() -> None:
