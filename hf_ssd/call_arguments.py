@@ -22,10 +22,10 @@ def may_sample(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
     # Whisper's `generate()` samples where a temperature is above 0, whatever `do_sample` says.
     temperature = kwargs.get("temperature") if "temperature" in _parameters(model) else None
     temperatures = temperature if isinstance(temperature, (list, tuple)) else [temperature]
-    return bool(generation_config_of(model, kwargs).do_sample) or any(each for each in temperatures)
+    return bool(call_config(model, kwargs).do_sample) or any(each for each in temperatures)
 
 
-def generation_config_of(model: PreTrainedModel, kwargs: dict[str, Any]) -> GenerationConfig:
+def call_config(model: PreTrainedModel, kwargs: dict[str, Any]) -> GenerationConfig:
     """The call's generation config, its keyword arguments merged in."""
     known = set(_parameters(model)) - {"return_dict_in_generate"}
     overrides = {key: value for key, value in kwargs.items() if key not in known and key != "assistant_model"}

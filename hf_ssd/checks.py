@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, SynthIDTextWatermarkingConfig
 from transformers.cache_utils import (
     Cache,
@@ -14,6 +15,7 @@ from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionCacheLayerMixin,
+    StaticCache,
     StaticLayer,
 )
 from transformers.generation import (
@@ -23,8 +25,9 @@ from transformers.generation import (
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS, GenerationMode
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
-from .compat import CACHE_KEY, DUMMY_LAYERS, MEDIA_KEYS
+from .compat import CACHE_KEY, CHECKPOINTING_DROPS_CACHE, DUMMY_LAYERS, MEDIA_KEYS
 from .encoder_inputs import check_encoders, shares_encoder
+from .translation import Translation, check_tokenizers, translation_between
 from .vocabulary import UnsupportedError, check_vocab_sizes
 
 REMEDY = 'Change that, or use `ssd_config={"mode": "ar"}` for plain generation.'
@@ -42,12 +45,29 @@ ONE_BY_ONE = ("prophetnet", "xlm-prophetnet")
 KNOWN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, *DUMMY_LAYERS)
 
 
-def check_pair(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
-    """Raises [`UnsupportedError`] unless `assistant` can draft for `target`."""
+def check_pair(
+    target: PreTrainedModel, assistant: PreTrainedModel, tokenizer: Any = None, assistant_tokenizer: Any = None
+) -> Translation | None:
+    """Raises [`UnsupportedError`] unless `assistant` can draft for `target`.
+
+    Args:
+        target: The model whose output is wanted.
+        assistant: The model that drafts.
+        tokenizer: The target's, needed where the assistant has another one.
+        assistant_tokenizer: The assistant's. Without it, it is the target's.
+
+    Returns:
+        The translation between their tokenizers, where these are not the same.
+    """
     check_model("target", target)
     check_model("assistant", assistant)
     check_encoders(target, assistant)
-    check_vocab_sizes(*(model.config.get_text_config(decoder=True).vocab_size for model in (target, assistant)))
+    sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, assistant)]
+    if assistant_tokenizer is None:
+        check_vocab_sizes(*sizes)
+        return None
+    check_tokenizers(tokenizer, assistant_tokenizer)
+    return translation_between(tokenizer, assistant_tokenizer, *sizes)
 
 
 def check_model(role: str, model: PreTrainedModel) -> None:
@@ -98,13 +118,12 @@ def _takes_cache(model: PreTrainedModel) -> bool:
     return not forwards or any({CACHE_KEY, "past_key_values"} & each.keys() for each in forwards)
 
 
-def check_call(config: GenerationConfig, arguments: dict[str, Any], model: PreTrainedModel) -> None:
+def check_call(config: GenerationConfig, arguments: dict[str, Any]) -> None:
     """Raises [`UnsupportedError`] unless a call with these settings can be decoded speculatively.
 
     Args:
         config: The call's generation config, its keyword arguments merged in.
         arguments: The other arguments of `generate()`.
-        model: The target.
     """
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
@@ -115,12 +134,6 @@ def check_call(config: GenerationConfig, arguments: dict[str, Any], model: PreTr
         config.cache_implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS and not StaticLayer.is_croppable
     ):
         _refuse(f'`cache_implementation` must allow taking tokens back, but got "{config.cache_implementation}".')
-    if model.config.is_encoder_decoder and config.cache_implementation in ALL_STATIC_CACHE_IMPLEMENTATIONS:
-        name = type(model).__name__
-        _refuse(
-            f'`cache_implementation` must be unset, but got "{config.cache_implementation}", from which {name} cannot '
-            "take tokens back."
-        )
     if config.assistant_ensemble_weight is not None:
         _refuse(
             f"`assistant_ensemble_weight` must be None, but got {config.assistant_ensemble_weight}: it changes the "
@@ -139,10 +152,6 @@ def check_call(config: GenerationConfig, arguments: dict[str, Any], model: PreTr
                 f"`logits_processor` holds {type(processor).__name__}, which remembers tokens that verification takes "
                 "back."
             )
-    if arguments.get("inputs_embeds") is not None:
-        _refuse("`inputs_embeds` has no tokens that the assistant could read; it needs `input_ids`.")
-    if arguments.get("assistant_tokenizer") is not None:
-        _refuse("`assistant_tokenizer` must be None: target and assistant must share a tokenizer.")
     if arguments.get("synced_gpus"):
         _refuse("`synced_gpus` must be False: rounds differ between processes.")
 
@@ -197,12 +206,58 @@ def check_batch(num_rows: int, config: GenerationConfig, *, has_cache: bool, has
         _refuse(f"`output_attentions` and `output_hidden_states` must be False for {num_rows} rows.")
 
 
+def check_training(target: PreTrainedModel) -> None:
+    """Raises [`UnsupportedError`] if the target is being trained in a way that leaves it without a cache."""
+    if not (CHECKPOINTING_DROPS_CACHE and target.training):
+        return
+    if any(getattr(module, "gradient_checkpointing", False) for module in target.modules()):
+        _refuse(
+            f"The target must keep what it computed in a cache, but {type(target).__name__} is in training mode with "
+            "gradient checkpointing, which drops it. Call `eval()` on it before."
+        )
+
+
+def check_embeddings(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> None:
+    """Raises [`UnsupportedError`] unless the assistant can read what the target reads as embeddings."""
+    if inputs_embeds is None:
+        return
+    if input_ids is None or input_ids.shape[1] == 0:
+        _refuse("`inputs_embeds` has no tokens that the assistant could read: give it `input_ids` as well.")
+    if input_ids.shape != inputs_embeds.shape[:2]:
+        _refuse(
+            f"`inputs_embeds` must have an embedding for each of `input_ids`, of shape {tuple(input_ids.shape)}, but "
+            f"is of shape {tuple(inputs_embeds.shape)}."
+        )
+
+
+def check_static_cache(model: PreTrainedModel, config: GenerationConfig, prompt_length: int) -> None:
+    """Raises [`UnsupportedError`] if the static cache that a call asks for would lose tokens that may be taken back."""
+    if config.cache_implementation not in ALL_STATIC_CACHE_IMPLEMENTATIONS:
+        return
+    if model.config.is_encoder_decoder:
+        _refuse(
+            f"`cache_implementation` must be unset for {type(model).__name__}, which takes tokens back from dynamic "
+            f'caches only, but got "{config.cache_implementation}".'
+        )
+    max_length = prompt_length + (config.max_new_tokens or config.max_length or 0)
+    # As `generate()` sizes it.
+    known = (getattr(config, "max_cache_len", None), getattr(model, "_previous_max_cache_length", None))
+    length = max(max_length - 1, 1, *(each or 0 for each in known))
+    for layer in StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length).layers:
+        if not layer.is_croppable:
+            _refuse(
+                f'`cache_implementation` must allow taking tokens back, but a "{config.cache_implementation}" one of '
+                f"{length} tokens keeps only the latest {layer.get_max_length()} in some layers of "
+                f"{type(model).__name__}. Leave it unset: a dynamic cache keeps what may be needed."
+            )
+
+
 def check_caches(caches: Iterable[Cache]) -> None:
-    """Raises [`UnsupportedError`] if one of a caller's own caches cannot be rolled back."""
+    """Raises [`UnsupportedError`] if one of the caches cannot be rolled back."""
     for cache in caches:
         for layer in getattr(cache, "layers", ()):
             if not layer.is_croppable:
-                _refuse(f"A cache of your own must allow taking tokens back, but {type(layer).__name__} does not.")
+                _refuse(f"The cache must allow taking tokens back, but {type(layer).__name__} does not.")
 
 
 def _refuse(problem: str) -> NoReturn:

@@ -10,6 +10,7 @@ from transformers import GenerationMixin, cache_utils
 from transformers.cache_utils import Cache
 from transformers.generation import candidate_generator
 from transformers.generation import utils as generation_utils
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 # The argument and output field that holds the cache: renamed from `past_key_values` to `cache` on the way to 5.24.
 CACHE_KEY = (
@@ -25,6 +26,9 @@ MEDIA_KEYS: frozenset[str] = frozenset(generation_utils.MULTIMODAL_INPUTS_TO_DRO
 DUMMY_LAYERS: tuple[type, ...] = tuple(
     getattr(cache_utils, name) for name in ("DummyLayer",) if hasattr(cache_utils, name)
 )
+
+# In 5.17 a layer under gradient checkpointing drops the cache even where there are no gradients.
+CHECKPOINTING_DROPS_CACHE = "is_grad_enabled" not in inspect.getsource(GradientCheckpointingLayer)
 
 
 def output_cache(outputs: Any) -> Cache | None:

@@ -74,14 +74,25 @@ def keep_branch(cache: Cache, num_prefix: int, slots: Sequence[int]) -> None:
 
 
 def keeps_everything(cache: Cache | None) -> bool:
-    """Whether entries stay until they are taken back: windows, fixed sizes and states give some up."""
-    return cache is None or all(type(layer) is DynamicLayer for layer in self_attention_cache(cache).layers)
+    """Whether entries stay until they are taken back, and where they are: windows, fixed sizes and states give some up.
+
+    Those of an offloaded cache are on their way to another device while nobody looks, so they may be cut, not moved.
+    """
+    if cache is None:
+        return True
+    layers = self_attention_cache(cache).layers
+    return not _is_offloaded(cache) and all(type(layer) is DynamicLayer for layer in layers)
 
 
 def has_windows(cache: Cache | None) -> bool:
     """Whether layers keep everything, or the latest entries of it."""
-    kinds = set() if cache is None else {type(layer) for layer in self_attention_cache(cache).layers}
+    is_empty = cache is None or _is_offloaded(cache)
+    kinds = set() if is_empty else {type(layer) for layer in self_attention_cache(cache).layers}
     return DynamicSlidingWindowLayer in kinds and kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
+
+
+def _is_offloaded(cache: Cache) -> bool:
+    return getattr(cache, "offloading", False)
 
 
 def open_windows(cache: Cache) -> None:

@@ -17,7 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from .batch_decoding import BatchDecoder, decodes_together
-from .checks import check_batch
+from .checks import check_batch, check_caches
 from .compat import CACHE_KEY
 from .config import SSDConfig
 from .decoders import argument
@@ -28,9 +28,11 @@ from .noise import derive_seed
 from .protocol import DraftRequest, EncoderInputs, Speculator
 from .recorder import Recorder
 from .row import Link, Row
+from .runtime.cpu_threads import set_own_threads
 from .runtime.placement import available_cores, split_threads
 from .runtime.pool import speculator_for
 from .sampling import with_temperature
+from .translation import Translation
 from .vocabulary import placeholder_tokens
 
 logger = logging.get_logger(__name__)
@@ -57,6 +59,7 @@ class SSDCall:
     assistant: PreTrainedModel | None
     config: SSDConfig
     recorder: Recorder
+    translation: Translation | None = None
 
 
 def decode_speculatively(
@@ -88,6 +91,8 @@ def decode_speculatively(
         samples = generation_config.do_sample
         seeds = _row_seeds(call.config.seed, num_rows, recorder.num_rows) if samples else [0] * num_rows
         check_batch(num_rows, generation_config, has_cache=has_cache, has_streamer=streamer is not None)
+        if call.config.mode != "ar" and model_kwargs.get(CACHE_KEY) is not None:
+            check_caches([model_kwargs[CACHE_KEY]])
         rows = [
             Row(
                 input_ids[index : index + 1],
@@ -116,7 +121,10 @@ def decode_speculatively(
                     Link(None if speculator is None else speculator.another(), recorder, restore_threads) for _ in rows
                 ]
                 requests = [
-                    draft_request(model, row, call.config, takes_trees=False, num_rows=num_rows) for row in rows
+                    draft_request(
+                        model, row, call.config, takes_trees=False, num_rows=num_rows, translation=call.translation
+                    )
+                    for row in rows
                 ]
                 BatchDecoder(model, rows, model_kwargs=model_kwargs, recorder=recorder).run(links, requests)
             else:
@@ -151,7 +159,10 @@ def _decode_row(
     # Not asked where no tree is wanted: it takes a forward or two.
     takes_trees = call.config.max_tree_tokens > 0 and call.config.mode != "ar" and decoder.takes_trees
     encoder = encoder_inputs(model, call.assistant, inputs_tensor, model_kwargs, row.index, row.num_rows)
-    decoder.run(link, draft_request(model, row, call.config, takes_trees=takes_trees, encoder=encoder))
+    request = draft_request(
+        model, row, call.config, takes_trees=takes_trees, encoder=encoder, translation=call.translation
+    )
+    decoder.run(link, request)
     return decoder
 
 
@@ -178,7 +189,7 @@ class _Observer(StoppingCriteria):
 
     def __init__(self, recorder: Recorder, eos_token_id: int | list[int] | None) -> None:
         self.recorder = recorder
-        self._eos = torch.tensor([] if eos_token_id is None else eos_token_id, dtype=torch.long).flatten()
+        self._eos = torch.tensor([] if eos_token_id is None else eos_token_id, dtype=torch.long, device="cpu").flatten()
         self._is_running: torch.Tensor | None = None
         self._length = 0
 
@@ -201,10 +212,10 @@ def _threads(num_threads: int | None) -> Iterator[Callable[[], None]]:
     before = torch.get_num_threads()
 
     def restore() -> None:
-        torch.set_num_threads(before)
+        set_own_threads(before)
 
     if num_threads is not None:
-        torch.set_num_threads(num_threads)
+        set_own_threads(num_threads)
     try:
         yield restore
     finally:
@@ -236,6 +247,7 @@ def draft_request(
     takes_trees: bool,
     num_rows: int = 1,
     encoder: EncoderInputs | None = None,
+    translation: Translation | None = None,
 ) -> DraftRequest:
     """What a speculator needs to draft for a row that has not begun.
 
@@ -246,6 +258,7 @@ def draft_request(
         takes_trees: Whether the row's speculations may be trees.
         num_rows: Rows that are decoded together with it, itself included.
         encoder: What the assistant reads beside tokens.
+        translation: Between the tokenizers, where the assistant has one of its own.
     """
     do_sample = bool(row.config.do_sample)
     # The detection of silence changes no scores, and holds the target.
@@ -266,6 +279,7 @@ def draft_request(
         num_rows=num_rows,
         encoder=encoder,
         placeholders=placeholder_tokens(model.config),
+        translation=translation,
     )
 
 
@@ -293,7 +307,7 @@ def _row_seeds(seed: int | tuple[int, ...] | None, num_rows: int, first_row: int
     """Seeds of the rows. `first_row` counts those that the call has decoded before, as Whisper's does in parts."""
     if seed is None:
         # From the default generator, so that `torch.manual_seed` reproduces a call and the next call differs.
-        return torch.randint(2**62, (num_rows,)).tolist()
+        return torch.randint(2**62, (num_rows,), device="cpu").tolist()
     if isinstance(seed, int):
         return [derive_seed(seed, first_row + row) for row in range(num_rows)]
     if len(seed) != num_rows:

@@ -11,6 +11,7 @@ import torch
 from .config import SSDConfig
 from .noise import GumbelNoise
 from .sampling import Processor
+from .translation import Translation
 from .types import Outcome, Speculation
 
 
@@ -68,6 +69,8 @@ class DraftRequest:
         num_rows: Rows that are verified together, so that all wait for the slowest.
         encoder: What the assistant's decoder attends to; `None` for a decoder-only pair.
         placeholders: Token ids that stand for parts of images, videos and sounds. The assistant does not read them.
+        translation: Between the two tokenizers, where the assistant has one of its own. All token ids that are
+            exchanged are the target's.
     """
 
     prompt_ids: tuple[int, ...]
@@ -82,6 +85,7 @@ class DraftRequest:
     num_rows: int = 1
     encoder: EncoderInputs | None = None
     placeholders: frozenset[int] = frozenset()
+    translation: Translation | None = None
 
     @property
     def read_ids(self) -> list[int]:

@@ -27,6 +27,7 @@ from .decoders import (
 )
 from .kv_cache import keeps_everything
 from .types import Speculation
+from .wrappers import input_device
 
 logger = logging.get_logger(__name__)
 
@@ -39,7 +40,7 @@ class Masks(Enum):
     TAIL = "tail"  # additive, over the new slots: attention reads the context once, without a mask (tree_attention.py)
 
 
-_MASKS: weakref.WeakKeyDictionary[PreTrainedModel, tuple[str, Masks]] = weakref.WeakKeyDictionary()
+_MASKS: weakref.WeakKeyDictionary[PreTrainedModel, tuple[str, bool, Masks]] = weakref.WeakKeyDictionary()
 
 
 def masks_of(model: PreTrainedModel) -> Masks:
@@ -47,11 +48,11 @@ def masks_of(model: PreTrainedModel) -> Masks:
 
     Tried on a few tokens, once per model.
     """
-    attention = str(decoder_config(model)._attn_implementation)
+    attention = tree_attention.own_attention(decoder_config(model))
     known = _MASKS.get(model)
-    if known is None or known[0] != attention:
-        known = _MASKS[model] = (attention, _find_masks(model, attention))
-    return known[1]
+    if known is None or known[:2] != (attention, model.training):
+        known = _MASKS[model] = (attention, model.training, _find_masks(model, attention))
+    return known[2]
 
 
 def counts_slots(model: PreTrainedModel) -> bool:
@@ -85,7 +86,7 @@ def tree_inputs(
     mask_name, positions_name = argument(model, "attention_mask"), argument(model, "position_ids")
     padding, positions = inputs.get(mask_name), inputs.get(positions_name)
     num_before = inputs[CACHE_KEY].get_seq_length()
-    sees = torch.zeros((num_tokens, num_tokens), dtype=torch.bool)
+    sees = torch.zeros((num_tokens, num_tokens), dtype=torch.bool, device="cpu")
     sees[0, 0] = True
     for index, parent in enumerate(speculation.parents):
         sees[index + 1] = sees[parent + 1]
@@ -133,7 +134,7 @@ def _find_masks(model: PreTrainedModel, attention: str) -> Masks:
 
 
 def _gives_what_branches_give(model: PreTrainedModel, masks: Masks) -> bool:
-    device = model.get_input_embeddings().weight.device
+    device = input_device(model)
     vocab_size = decoder_config(model).vocab_size
     states = trial_states(model)
     prefix = [(7 * i + 1) % vocab_size for i in range(8)]

@@ -106,7 +106,7 @@ class TestArguments:
             ({"cache_implementation": "quantized"}, f'`cache_implementation` .*got "quantized".*{REMEDY}'),
             ({"guidance_scale": 1.5}, f"`guidance_scale` must be None, but got 1.5.*{REMEDY}"),
             ({"synced_gpus": True}, f"`synced_gpus` must be False.*{REMEDY}"),
-            ({"assistant_tokenizer": object()}, "`assistant_tokenizer` must be None"),
+            ({"assistant_tokenizer": object()}, "`tokenizer` must be a tokenizer, but got None"),
             ({"prompt_lookup_num_tokens": 3}, "ask for assisted generation"),
         ],
         ids=lambda value: "+".join(value) if isinstance(value, dict) else "",

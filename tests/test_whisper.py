@@ -126,9 +126,8 @@ def test_figures_of_all_parts_add_up(target, decoder) -> None:
     num_parts = stats.num_tokens - sum(each.num_emitted for each in stats.rounds)  # each prefill emits one
     assert num_parts > 1
     whole = stats.num_tokens
-    generate_with_ssd(
-        target, ssd_config={"mode": "ar"}, input_features=features(NUM_FRAMES + 40), return_timestamps=True
-    )
+    kwargs = {"input_features": features(NUM_FRAMES + 40), "return_timestamps": True, **GREEDY}
+    generate_with_ssd(target, ssd_config={"mode": "ar"}, **kwargs)
     assert target.ssd_stats.num_tokens == whole
 
 

@@ -9,6 +9,7 @@ from .bench import bench
 from .check_sampling import check_sampling
 from .compare import compare
 from .demo import demo
+from .doctor import doctor
 from .evaluate import evaluate
 from .families import families
 from .frontier import frontier
@@ -21,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(doctor)
 app.command()(compare)
 app.command()(bench)
 app.command()(frontier)

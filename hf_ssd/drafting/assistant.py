@@ -17,15 +17,26 @@ from .. import tree_attention
 from ..compat import CACHE_KEY
 from ..decoders import attends_to_encoder, decoder_config
 from ..protocol import EncoderInputs
+from ..wrappers import input_device
 from . import packed
 from .encoder_reader import EncoderReader
-from .int8 import MIN_SPEED_UP, TRIAL_TOKENS, Int8Linear, best_time, copy_modules, may_pay, quantize_linears
+from .int8 import (
+    MIN_SPEED_UP,
+    TRIAL_TOKENS,
+    Int8Linear,
+    best_time,
+    copy_modules,
+    is_plain,
+    may_pay,
+    quantize_linears,
+)
 from .packed import PackedCache, Segment
 from .tree_cache import CrossCache, SlabCache
 from .tree_mask import TreeMask
 
 logger = logging.get_logger(__name__)
 
+MASKED_ATTENTION = ("eager", "sdpa")  # those of transformers' that obey any mask
 MAX_CHAIN_TOKENS = 64  # beyond, scores of all tokens at once take more memory than they save time
 
 
@@ -84,7 +95,7 @@ class AssistantModel:
         self.model = model
         self.config = decoder_config(model)
         self._reader = EncoderReader(model) if attends_to_encoder(model) else None
-        self.device = model.device
+        self.device = input_device(model)
         self.dtype = model.dtype
         self.vocab_size: int = self.config.vocab_size
         lengths = (getattr(self.config, name, None) for name in ("max_position_embeddings", "max_target_positions"))
@@ -111,6 +122,10 @@ class AssistantModel:
             encoder: What a row's tokens attend to beside each other, which is read here.
         """
         return SlabCache() if self._reader is None else self._reader.read(encoder)
+
+    def runs_on(self, cache: SlabCache) -> bool:
+        """Whether another row runs as well on a cache that is there as on a new one."""
+        return True
 
     def forward(
         self,
@@ -193,8 +208,8 @@ class AssistantModel:
             ValueError: If this build of torch has no kernels for it.
         """
         quantize_linears(self.model if self._decoder is None else self._decoder)
-        if self._head is not None:
-            self._projection = Int8Linear(self._head)
+        if self.head is not None:
+            self._projection = Int8Linear(self.head)
 
     @property
     def is_quantized(self) -> bool:
@@ -203,7 +218,7 @@ class AssistantModel:
     @property
     def head(self) -> nn.Linear | None:
         """The output projection, where it may be applied to a part of the vocabulary."""
-        return self._head
+        return self._head if self._head is not None and is_plain(self._head) else None
 
     def _split(self) -> tuple[nn.Module | None, nn.Linear | None]:
         decoder, head = self.model.base_model, self.model.get_output_embeddings()
@@ -294,7 +309,8 @@ class AssistantModel:
     def _attention(self, mask: torch.Tensor | dict[str, torch.Tensor] | None, num_slots: int) -> Iterator[None]:
         """Within it the model's attention is one that takes `mask`; the model may be the caller's own."""
         masks = [] if mask is None else list(mask.values()) if isinstance(mask, dict) else [mask]
-        if all(each.shape[-1] == num_slots for each in masks):
+        takes_masks = not masks or self.config._attn_implementation in MASKED_ATTENTION
+        if takes_masks and all(each.shape[-1] == num_slots for each in masks):
             yield
             return
         with tree_attention.use(self.config):

@@ -59,6 +59,12 @@ class SlabCache(DynamicCache):
     def __init__(self) -> None:
         Cache.__init__(self, layer_class_to_replicate=SlabLayer)
 
+    @property
+    def capacity(self) -> int:
+        """Entries that there is memory for."""
+        slabs = [layer._slabs for layer in self.layers if isinstance(layer, SlabLayer)]
+        return max((slab[0].shape[-2] for slab in slabs if slab is not None), default=0)
+
 
 class CrossCache(SlabCache):
     """The cache of a row whose tokens also attend to what an encoder read.

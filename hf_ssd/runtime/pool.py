@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from ..config import SSDConfig
 from ..protocol import Speculator, SpeculatorError
+from ..wrappers import input_device
 from .inline import InlineSpeculator
 from .placement import normalize_device, place_assistant
 from .process import AssistantLoadError, AssistantWorker, is_supported
@@ -119,6 +120,8 @@ def _acquire(
             stack.enter_context(worker.reserve())
             if worker.is_alive:
                 worker.wait_ready()
+                worker.renew(assistant)
+            if worker.is_alive:
                 return worker
         except AssistantLoadError as error:
             if config.backend == "process":
@@ -132,7 +135,7 @@ def _acquire(
             if worker is None:
                 raise
             return worker  # it says so again when the row starts, and the row goes on without it
-        stack.close()  # it has to be a thread, or the worker died or was replaced while this call waited for it
+        stack.close()  # it has to be a thread, or the worker died, was replaced while this call waited, or ended
 
 
 def _device_in_caller(assistant: PreTrainedModel, requested: str) -> str:
@@ -141,7 +144,7 @@ def _device_in_caller(assistant: PreTrainedModel, requested: str) -> str:
     Raises:
         ValueError: If another is requested.
     """
-    device = normalize_device(assistant.device)
+    device = normalize_device(input_device(assistant))
     if requested != "auto" and normalize_device(requested) != device:
         raise ValueError(
             f'`assistant_device` must be "auto" where the assistant drafts in the caller\'s process, but got '

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import os
+import pickle
 import secrets
 import socket
 import struct
@@ -20,9 +21,11 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..protocol import DraftRequest, SpeculatorError
+from ..translation import Translation
 from ..types import Outcome, Speculation
 from . import messages
-from .arena import share_model, weight_identities
+from .arena import pack_again, share_model
+from .model_state import ModelState, plain_tensors, weight_places
 from .speculator import Worker, warn_unless_ahead
 
 # A fresh interpreter that imports torch and transformers on a busy machine.
@@ -67,13 +70,15 @@ class AssistantWorker(Worker):
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._load: messages.Load | None = None
-        self._identities: tuple[tuple[int, ...], ...] = ()
+        self._state: ModelState | None = None
+        self._is_shared = False  # whether both sides see all of the weights in one memory
         self._key = secrets.token_bytes(32)
         self._owner = os.getpid()
         self._is_ready = False
         self._cause = "the assistant's process has ended"
         self._rows = itertools.count()
         self._num_unanswered = 0
+        self._translation: Translation | None = None  # what the process knows
         self._replies: dict[int, messages.Answer | messages.Failure] = {}  # by row, not asked for yet
 
     def start(self, model: PreTrainedModel) -> None:
@@ -86,7 +91,8 @@ class AssistantWorker(Worker):
             parcel, arena = share_model(model)
         except Exception as error:  # pickling runs any code
             raise AssistantLoadError(f"the assistant cannot be sent to another process: {error!r}") from error
-        self._identities = weight_identities(model)
+        self._state = ModelState.of(model)
+        self._is_shared = all(tensor.device.type == "cpu" for tensor in plain_tensors(model))
         self._load = messages.Load(parcel, self.device, self._quantization, logging.get_verbosity())
         ours, theirs = socket.socketpair()
         setup = {
@@ -148,10 +154,26 @@ class AssistantWorker(Worker):
         return self._process.pid if self._process is not None else None
 
     def holds(self, model: PreTrainedModel) -> bool:
-        """Whether the worker's weights are still the model's. Changes in place do not count: both see them, but for a
-        copy in 8 bits, which drafts with the old ones.
-        """
-        return weight_identities(model) == self._identities
+        if self._state is None or weight_places(model) != self._state.places:
+            return False
+        return self._is_shared or ModelState.of(model) == self._state
+
+    def renew(self, model: PreTrainedModel) -> None:
+        state = ModelState.of(model)
+        if self._state is None or self._load is None or state == self._state:
+            return
+        parcel = None
+        # On another device the worker has a copy, to be made again.
+        if state.adapters != self._state.adapters or self.device != "cpu":
+            try:
+                parcel = pack_again(model, self._load.parcel)
+            except ValueError:
+                self.close()
+                return
+            except Exception as error:
+                raise AssistantLoadError(f"the assistant cannot be sent to another process: {error!r}") from error
+        self._send(messages.Renew(parcel))
+        self._state = state
 
     def close(self) -> None:
         """Ends the process. Harmless when it has ended, and in a fork of the caller, whose process it is not."""
@@ -181,8 +203,11 @@ class AssistantWorker(Worker):
         self._drain()
         row = next(self._rows)
         processors = messages.pickle_processors(request.processors)
+        if request.translation is not self._translation:
+            self._send(messages.Translate(_pickle_translation(request.translation)))
+            self._translation = request.translation
         encoder = None if request.encoder is None else request.encoder.on("cpu")
-        request = dataclasses.replace(request, processors=(), encoder=encoder)
+        request = dataclasses.replace(request, processors=(), translation=None, encoder=encoder)
         self._send(messages.Start(row, request, num_threads, processors))
         return row
 
@@ -248,3 +273,13 @@ class AssistantWorker(Worker):
             # Ctrl-C, or what a signal handler raised, perhaps in mid message: what is read next would be its rest.
             self.close()
             raise
+
+
+def _pickle_translation(translation: Translation | None) -> bytes | None:
+    """Raises [`SpeculatorError`] where a tokenizer's own code cannot be sent."""
+    try:
+        return None if translation is None else pickle.dumps(translation, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise SpeculatorError(
+            f'the assistant\'s tokenizer cannot be sent to its process ({error!r}); `backend="stream"` does without'
+        ) from error

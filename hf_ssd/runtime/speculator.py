@@ -56,7 +56,14 @@ class Worker(ABC):
 
     @abstractmethod
     def holds(self, model: PreTrainedModel) -> bool:
-        """Whether the worker's weights are still the model's. Changes in place do not count: both see them."""
+        """Whether the worker can serve the model as it is now: its weights have not been replaced by others."""
+
+    @abstractmethod
+    def renew(self, model: PreTrainedModel) -> None:
+        """Tells the worker, between two calls, what has changed in the model since: weights in place, adapters.
+
+        A worker that cannot go on with it ends. Raises [`SpeculatorError`].
+        """
 
     @abstractmethod
     def close(self) -> None:
