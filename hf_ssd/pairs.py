@@ -31,13 +31,13 @@ logger = logging.get_logger(__name__)
 SOURCE_ARGUMENTS = ("cache_dir", "force_download", "gguf_file", "local_files_only", "revision", "subfolder", "token")
 
 
-class _Three(NamedTuple):
+class _PairFields(NamedTuple):
     target: PreTrainedModel
     assistant: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
 
-class Pair(_Three):
+class Pair(_PairFields):
     """A target with its assistant and tokenizer: `target, assistant, tokenizer = embedded_pair()`.
 
     Attributes:

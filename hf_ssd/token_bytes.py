@@ -49,9 +49,10 @@ def _reader(tokenizer: Any, tokens: list[str]) -> Callable[[str], bytes]:
 
 
 def _from_byte_level(token: str) -> bytes:
-    if all(char in _BYTES for char in token):
-        return bytes(_BYTES[char] for char in token)
-    return token.encode()
+    try:
+        return token.translate(_BYTES).encode("latin-1")  # whose characters are the bytes
+    except UnicodeEncodeError:
+        return token.encode()
 
 
 def _from_metaspace(token: str) -> bytes:
@@ -63,11 +64,16 @@ def _from_wordpiece(token: str) -> bytes:
     return token.removeprefix(WORDPIECE).encode() if token.startswith(WORDPIECE) else f" {token}".encode()
 
 
-def _byte_level_alphabet() -> dict[str, int]:
-    """The characters that byte-level tokenizers write bytes as: printable ones themselves, others from 256 on."""
+def _byte_level_table() -> dict[int, int]:
+    """What byte-level tokenizers write bytes as: printable characters as themselves, others from 256 on.
+
+    Returns:
+        For each of these characters the byte, and for others below 256, which mean nothing, one that is none.
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {**{chr(byte): byte for byte in printable}, **{chr(256 + i): byte for i, byte in enumerate(others)}}
+    written = {256 + index: byte for index, byte in enumerate(others)}
+    return {**written, **{byte: byte for byte in printable}, **dict.fromkeys(others, 0xFFFF)}
 
 
-_BYTES = _byte_level_alphabet()
+_BYTES = _byte_level_table()

@@ -7,6 +7,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -73,17 +74,16 @@ class Translation:
             Token ids, and what is left where the prompt ends within a character.
         """
         ids: list[int] = []
-        data = b""
-        for token in tokens:
-            if token in self.words:
-                data += self.text(token)
+        rest = b""
+        for is_text, group in groupby(tokens, key=self.words.__contains__):
+            if is_text:
+                data, rest = split_characters(b"".join(map(self.text, group)))
+                ids += self._encode_run(data, is_first=not ids)
                 continue
-            ids += self._encode_run(data, is_first=not ids)
-            data = b""
-            shared = self.token(token)
-            ids += self._encode_run(self.text(token), is_first=not ids) if shared is None else [shared]
-        data, rest = split_characters(data)
-        ids += self._encode_run(data, is_first=not ids)
+            rest = b""  # of a character that is never completed
+            for token in group:
+                shared = self.token(token)
+                ids += self._encode_run(self.text(token), is_first=not ids) if shared is None else [shared]
         has_prefix = ids[: len(self.prefix)] == [*self.prefix]
         return ids if has_prefix else [*self.prefix, *ids], rest
 

@@ -272,6 +272,8 @@ class TestWaysToCall:
             tokenizer.save_pretrained(tmp_path / name)
         folders = str(tmp_path / "target"), str(tmp_path / "assistant")
         loaded = load_pair(*folders, ssd_config={"backend": "inline"})
+        assert len(loaded) == 3
+        assert loaded.assistant_tokenizer.get_vocab() == SMALL.get_vocab()
         inputs = loaded.tokenizer(SIMPLE, return_tensors="pt")["input_ids"]
         plain = pair[0].generate(inputs, max_new_tokens=30, do_sample=False)
         assert loaded.target.generate(inputs, max_new_tokens=30, do_sample=False).tolist() == plain.tolist()

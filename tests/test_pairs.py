@@ -57,6 +57,7 @@ class TestLoadPair:
         assert pair.target.dtype == pair.assistant.dtype == torch.bfloat16
         assert pair.target.config._attn_implementation == "eager"
         assert pair.tokenizer("w5 w6")["input_ids"] == [5, 6]
+        assert pair.assistant_tokenizer is None  # it is the target's
 
     @pytest.mark.parametrize(
         ("argument", "setting", "expected"),
