@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -106,5 +107,10 @@ def _position_embedding(model: PreTrainedModel) -> nn.Module | None:
     return None
 
 
-def _parameters(module: nn.Module) -> set[str]:
-    return set(inspect.signature(module.forward).parameters)
+def _parameters(module: nn.Module) -> frozenset[str]:
+    return _parameters_of(type(module))
+
+
+@cache  # asked for in every round
+def _parameters_of(module_class: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(module_class.forward).parameters)
