@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -108,9 +108,9 @@ def _position_embedding(model: PreTrainedModel) -> nn.Module | None:
 
 
 def _parameters(module: nn.Module) -> frozenset[str]:
-    return _parameters_of(type(module))
+    return _parameters_of(type(module).forward)
 
 
 @cache  # asked for in every round
-def _parameters_of(module_class: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(module_class.forward).parameters)
+def _parameters_of(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)

@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from .. import tree_attention
 from ..compat import CACHE_KEY
-from ..decoders import attends_to_encoder, decoder_config
+from ..decoders import attends_to_encoder, decoder_config, takes_positions
 from ..protocol import EncoderInputs
 from ..wrappers import input_device
 from . import packed
@@ -105,7 +105,11 @@ class AssistantModel:
         self._projection: nn.Module | None = self._head
         tree_attention.register()
         packed.register()
-        self.takes_trees = self._check_trees(omits_prefix=True) or self._check_trees(omits_prefix=False)
+        # T5 has distances in the cache for positions, which on branches are others.
+        has_positions = self._reader is None or takes_positions(model)
+        self.takes_trees = has_positions and (
+            self._check_trees(omits_prefix=True) or self._check_trees(omits_prefix=False)
+        )
 
     @cached_property
     def packs_rows(self) -> bool:
