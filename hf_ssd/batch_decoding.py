@@ -226,7 +226,8 @@ def decodes_together(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bo
         if key not in _OF_THE_TOKENS
     )
     return (
-        (mask is None or (mask.ndim == 2 and bool((mask.long().diff(dim=1) >= 0).all())))
+        not model.config.is_encoder_decoder
+        and (mask is None or (mask.ndim == 2 and bool((mask.long().diff(dim=1) >= 0).all())))
         and (positions is None or positions.ndim == 2)
         and not has_other_tensors
         and (keeps_everything(cache) or (has_windows(cache) and not hasattr(text_config, "attention_chunk_size")))

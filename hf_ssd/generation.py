@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,16 +16,22 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
+from .call_arguments import by_name, call_config, may_sample, num_prompts
 from .checks import (
     REMEDY,
     check_batch,
     check_caches,
     check_call,
     check_embeddings,
+    check_encoder_outputs,
+    check_media,
     check_model,
     check_pair,
+    check_seeds,
     check_static_cache,
     check_training,
+    check_whole_recording,
+    generate_owner,
 )
 from .compat import CACHE_KEY
 from .config import SSDConfig
@@ -90,7 +96,7 @@ class SSDGenerationMixin(GenerationMixin):
         Raises:
             UnsupportedError: Before the first token, if the models or arguments do not allow it.
         """
-        kwargs = _by_name(args, kwargs)
+        kwargs = by_name(self, args, kwargs)
         attached: Attachment | None = self.__dict__.get("_ssd_attachment")
         is_explicit = ssd_config is not None
         if kwargs.get("custom_generate") is not None or not (is_explicit or attached):
@@ -120,7 +126,7 @@ class SSDGenerationMixin(GenerationMixin):
             assistant, kwargs = None, {**kwargs, "assistant_model": None, "assistant_tokenizer": None}
             # Under the coupled rule a seed gives the same tokens in every mode, so this one has to add the noise too.
             is_as_drawn = config.rule != "coupled" and config.seed is None
-            if is_as_drawn or not call_config(self, kwargs).do_sample:
+            if is_as_drawn or not may_sample(self, kwargs):
                 return self._generate_plainly(kwargs)
         try:
             translation = _check(self, assistant, config, kwargs, tokenizers)
@@ -135,7 +141,14 @@ class SSDGenerationMixin(GenerationMixin):
             logger.warning_once(f"This call {what}")
             return self._generate_plainly(kwargs)
         call = SSDCall(assistant, config, Recorder(config.mode, config.trace), translation)
-        output = super().generate(**{**kwargs, "assistant_model": call, "assistant_tokenizer": None})
+        if generate_owner(type(self)) is GenerationMixin:
+            output = super().generate(**{**kwargs, "assistant_model": call, "assistant_tokenizer": None})
+        else:
+            # Whisper's changes what is generated when it gets an assistant. So it gets none, and comes to `_sample`.
+            of_assistant = ("assistant_model", "assistant_tokenizer")
+            others = {name: value for name, value in kwargs.items() if name not in of_assistant}
+            with _running(_Running(self, call)):
+                output = super().generate(**others)
         stats = self.ssd_stats = call.recorder.close()
         return with_stats(output, stats), stats
 
@@ -152,7 +165,10 @@ class SSDGenerationMixin(GenerationMixin):
     def _generate_plainly(self, kwargs: dict[str, Any]) -> tuple[Any, SSDStats]:
         recorder = Recorder("ar")
         eos_token_id = call_config(self, kwargs).eos_token_id
-        output = decode_plainly(super().generate, kwargs, recorder, eos_token_id)
+        if kwargs.get("assistant_model") is None:
+            kwargs = {name: value for name, value in kwargs.items() if name != "assistant_model"}
+        with _running(None):
+            output = decode_plainly(super().generate, kwargs, recorder, eos_token_id)
         stats = self.ssd_stats = recorder.close()
         return with_stats(output, stats), stats
 
@@ -161,11 +177,19 @@ class SSDGenerationMixin(GenerationMixin):
         self, input_ids: torch.LongTensor, *, assistant_model: Any = None, inputs_tensor: Any = None, **kwargs: Any
     ) -> Any:
         if isinstance(assistant_model, SSDCall):
-            return decode_speculatively(self, input_ids, call=assistant_model, **kwargs)
+            return decode_speculatively(self, input_ids, call=assistant_model, inputs_tensor=inputs_tensor, **kwargs)
         # Prompt lookup, early exit, multi-token prediction, and transformers' own assisted generation.
         return super()._assisted_decoding(
             input_ids, assistant_model=assistant_model, inputs_tensor=inputs_tensor, **kwargs
         )
+
+    # The same for models whose `generate()` calls the library's several times. The names are read by `generate()`.
+    def _sample(self, input_ids: torch.LongTensor, *, inputs_tensor: Any = None, **kwargs: Any) -> Any:
+        running = _RUNNING.get()
+        if running is None or running.model is not self:
+            return super()._sample(input_ids, **kwargs)
+        with _running(None):  # a streamer or a criterion may generate too
+            return decode_speculatively(self, input_ids, call=running.call, inputs_tensor=inputs_tensor, **kwargs)
 
     def _validate_generation_mode(
         self, generation_mode: Any, generation_config: GenerationConfig, generation_mode_kwargs: dict[str, Any]
@@ -264,7 +288,7 @@ def make_custom_generate(
             '`mode` must be "ssd", "sd" or "ar" here, but got "auto", which remembers calls. Use enable_ssd.'
         )
 
-    def ssd(model: PreTrainedModel, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
+    def ssd(model: PreTrainedModel, input_ids: torch.LongTensor, inputs_tensor: Any = None, **kwargs: Any) -> Any:
         check_model("target", model)
         check_training(model)
         translation = None
@@ -273,7 +297,9 @@ def make_custom_generate(
         check_call(kwargs["generation_config"], kwargs)
         check_embeddings(input_ids, kwargs.get("inputs_embeds"))
         call = SSDCall(assistant, config, Recorder(config.mode, config.trace), translation)
-        output = decode_speculatively(model, input_ids, call=call, streamer=streamer, **kwargs)
+        output = decode_speculatively(
+            model, input_ids, call=call, streamer=streamer, inputs_tensor=inputs_tensor, **kwargs
+        )
         stats = model.ssd_stats = call.recorder.close()
         return with_stats(output, stats)
 
@@ -312,17 +338,25 @@ def _check(
     check_model("target", model)
     check_training(model)
     translation = None if assistant is None else check_pair(model, assistant, *tokenizers)
+    if assistant is not None:
+        check_encoder_outputs(model, assistant, kwargs)
     generation_config = call_config(model, kwargs)
     check_call(generation_config, kwargs)
+    check_seeds(config.seed, model)
+    check_whole_recording(model, kwargs)
     input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     check_embeddings(input_ids, kwargs.get("inputs_embeds"))
-    if input_ids is not None:
-        check_static_cache(model, generation_config, input_ids.shape[1])
+    check_static_cache(model, generation_config, 0 if input_ids is None else input_ids.shape[1])
+    num_inputs = num_prompts(model, kwargs)
+    if num_inputs is not None:
         caches = [kwargs[name] for name in {CACHE_KEY, "past_key_values"} if kwargs.get(name) is not None]
         check_caches(caches)
-        num_rows = input_ids.shape[0] * (generation_config.num_return_sequences or 1)
+        num_rows = num_inputs * (generation_config.num_return_sequences or 1)
+        if kwargs.get("return_token_timestamps"):  # which Whisper reads off attentions
+            generation_config.return_dict_in_generate = generation_config.output_attentions = True
         has_streamer = kwargs.get("streamer") is not None
         check_batch(num_rows, generation_config, has_cache=bool(caches), has_streamer=has_streamer)
+        check_media(model, num_rows, kwargs)
     return translation
 
 
@@ -333,27 +367,28 @@ _POLICIES: weakref.WeakKeyDictionary[PreTrainedModel, dict[int, ModePolicy]] = w
 def _kind_of_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[int, bool]:
     """What the fastest mode may depend on: the number of rows, and whether tokens are sampled."""
     config = call_config(model, kwargs)
-    input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
-    num_prompts = 1 if input_ids is None else len(input_ids)
-    return num_prompts * (config.num_return_sequences or 1), bool(config.do_sample)
+    return (num_prompts(model, kwargs) or 1) * (config.num_return_sequences or 1), may_sample(model, kwargs)
 
 
-def call_config(model: PreTrainedModel, kwargs: dict[str, Any]) -> GenerationConfig:
-    """The call's generation config, its keyword arguments merged in."""
-    overrides = {key: value for key, value in kwargs.items() if key not in _GENERATE_PARAMETERS}
-    config: GenerationConfig = model._prepare_generation_config(kwargs.get("generation_config"), **overrides)[0]
-    return config
+# The call that a model's own `generate()` runs in, in this thread.
 
 
-_GENERATE_SIGNATURE = inspect.signature(GenerationMixin.generate)
-_GENERATE_PARAMETERS = frozenset(_GENERATE_SIGNATURE.parameters)
+@dataclass(frozen=True)
+class _Running:
+    model: PreTrainedModel
+    call: SSDCall
 
 
-def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    arguments = _GENERATE_SIGNATURE.bind_partial(None, *args, **kwargs).arguments
-    del arguments["self"]
-    others = arguments.pop("kwargs", {})
-    return {**arguments, **others}
+_RUNNING: ContextVar[_Running | None] = ContextVar("hf_ssd_running", default=None)
+
+
+@contextlib.contextmanager
+def _running(running: _Running | None) -> Iterator[None]:
+    token = _RUNNING.set(running)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
 
 
 # Mixing in: a subclass per model class, which passes for it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 # Checkpoints of one family pad their embeddings to different multiples: a longer vocabulary may be the same one.
 MAX_PADDING_DIFFERENCE = 1024
@@ -26,6 +27,13 @@ class UnsupportedError(ValueError):
 
 class VocabularyMismatchError(UnsupportedError):
     """The assistant's token ids do not mean what the target's do."""
+
+
+def placeholder_tokens(config: Any) -> frozenset[int]:
+    """Token ids in whose place a multimodal model reads parts of images, videos or sounds."""
+    names = (f"{kind}_token_{suffix}" for kind in ("image", "video", "audio") for suffix in ("id", "index"))
+    ids = (getattr(config, name, None) for name in names)
+    return frozenset(each for each in ids if isinstance(each, int))
 
 
 def same_vocab_size(target_vocab_size: int, assistant_vocab_size: int) -> bool:

@@ -14,8 +14,8 @@ from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
+from ..call_arguments import call_config
 from ..checks import check_call, check_model, check_pair
-from ..generation import call_config
 from ..pairs import check_memory, module_sizes
 from ..runtime.placement import format_bytes, free_memory
 from ..vocabulary import UnsupportedError

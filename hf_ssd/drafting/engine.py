@@ -25,7 +25,6 @@ from ..planning import (
     step_width,
 )
 from ..protocol import DraftRequest
-from ..translation import Translation
 from ..types import Miss, Origin, Outcome, Span, Speculation
 from .assistant import AssistantModel, Forward
 from .backup import Copy, RowBackup, borrow
@@ -132,7 +131,7 @@ class DraftEngine:
         is_saguaro = request.do_sample and config.saguaro_coefficient < 1.0
         self._fan_out = self._ranker.expected_fan_out() if is_saguaro else None
         self._max_tree_tokens = config.max_tree_tokens if request.takes_trees and not request.draws else 0
-        self._begin(list(request.prompt_ids[request.num_padding :]), request.translation)
+        self._begin(request)
         self._ngrams = NGramIndex(self._tokens)
         policy = self._backup_policies.setdefault(
             (bool(self._max_tree_tokens), request.do_sample, config.rule, request.num_rows), BackupPolicy()
@@ -151,16 +150,18 @@ class DraftEngine:
                 work_together(self.assistant, [self._read_row()])
         self._pace.started()
 
-    def _begin(self, tokens: list[int], translation: Translation | None) -> None:
-        """Makes the trunk the first of what the assistant reads of `tokens`, as far as the cache knows that."""
-        before, self._tokens, self._reading = self._reading, tokens, make_reading(tokens, translation)
+    def _begin(self, request: DraftRequest) -> None:
+        """Makes the trunk the first of what the assistant reads of the prompt, as far as the cache knows that."""
+        before, self._tokens = self._reading, request.read_ids
+        self._reading = make_reading(self._tokens, request.translation)
         read = self._reading.tokens
         # Never all of them: the last is to be run.
         self._num_cached = min(self._num_cached, _num_common(before.tokens, read), max(len(read) - 1, 0))
         room = max(MAX_ROOM * len(read), MIN_ROOM)
-        if not self._num_cached or self._cache.capacity > room or not self.assistant.runs_on(self._cache):
+        is_of_use = request.encoder is None and self._cache.capacity <= room and self.assistant.runs_on(self._cache)
+        if not self._num_cached or not is_of_use:
             self._num_cached = 0
-            self._cache = self.assistant.new_cache()
+            self._cache = self.assistant.new_cache(request.encoder)
         keep_branch(self._cache, self._num_cached, [])
 
     def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> Speculation:

@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from .. import tree_attention
 from ..compat import CACHE_KEY
-from ..protocol import DraftRequest
+from ..protocol import DraftRequest, EncoderInputs
 from .assistant import AssistantModel, make_assistant
 from .reading import make_reading
 from .static_slabs import ATTENTION, RowCache, Slabs, StaticCache, make_slabs, register_attention
@@ -43,7 +43,7 @@ class GraphedAssistant(AssistantModel):
         self._stages: list[_Stage] = []  # by capacity
         self._first: _Stage | None = None  # where the next row begins
         super().__init__(model)
-        self._is_static = self.takes_trees
+        self._is_static = self.takes_trees and self._reader is None
         register_attention()
         self._graphs = _GraphMaker(self.device) if capture else None
 
@@ -70,9 +70,9 @@ class GraphedAssistant(AssistantModel):
             self._give_up(repr(error))
         self._first = next((stage for stage in self._stages if stage.capacity in needed[:1]), None)
 
-    def new_cache(self) -> SlabCache:
+    def new_cache(self, encoder: EncoderInputs | None = None) -> SlabCache:
         """An empty cache, on the slabs of the one before if `prepare` was called."""
-        return super().new_cache() if self._first is None else RowCache(self._first.slabs)
+        return super().new_cache(encoder) if self._first is None else RowCache(self._first.slabs)
 
     def runs_on(self, cache: SlabCache) -> bool:
         """As in [`AssistantModel`]: graphs have slabs of their own."""

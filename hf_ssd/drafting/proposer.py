@@ -61,7 +61,9 @@ class Proposer:
         self._draws, self._noise = request.draws, request.noise
         self._saguaro_coefficient = request.config.saguaro_coefficient if request.do_sample else 1.0
         self.processors = list(request.processors)
-        self._padding = list(request.prompt_ids[: request.num_padding])
+        # Before the others, so that prefixes have the length that the target's have.
+        self._unread = request.unread_ids
+        self._num_placeholders = len(self._unread) - request.num_padding
         self._vocabulary = vocabulary
         self._map = make_token_map(assistant, request)
         self._generator = torch.Generator(assistant.device).manual_seed(request.seed)
@@ -159,7 +161,9 @@ class Proposer:
     def _with_noise(
         self, scores: torch.Tensor, positions: Sequence[int], token_ids: torch.Tensor | None
     ) -> torch.Tensor:
-        return scores if self._noise is None else self._noise.add_to(scores, positions, token_ids)
+        if self._noise is None:
+            return scores
+        return self._noise.add_to(scores, [self._num_placeholders + each for each in positions], token_ids)
 
     @staticmethod
     def _likeliest(scores: torch.Tensor, token_ids: torch.Tensor | None, count: int) -> list[list[Candidate]]:
@@ -194,7 +198,7 @@ class Proposer:
         rows: list[torch.Tensor] = []
         if self.reads_prefixes:
             device = logits.device
-            rows = [torch.tensor([*self._padding, *prefix], dtype=torch.long, device=device) for prefix in prefixes]
+            rows = [torch.tensor([*self._unread, *prefix], dtype=torch.long, device=device) for prefix in prefixes]
         while self.processors:
             try:
                 return apply_processors(self.processors, rows, logits.clone())

@@ -206,7 +206,8 @@ class AssistantWorker(Worker):
         if request.translation is not self._translation:
             self._send(messages.Translate(_pickle_translation(request.translation)))
             self._translation = request.translation
-        request = dataclasses.replace(request, processors=(), translation=None)
+        encoder = None if request.encoder is None else request.encoder.on("cpu")
+        request = dataclasses.replace(request, processors=(), translation=None, encoder=encoder)
         self._send(messages.Start(row, request, num_threads, processors))
         return row
 

@@ -278,6 +278,8 @@ def _tensors(message: Any) -> Iterator[torch.Tensor]:
     if isinstance(message, messages.Start):
         for processor in message.request.processors:
             yield from _attributes(processor)
+        if message.request.encoder is not None:
+            yield from message.request.encoder.tensors
 
 
 def _attributes(processor: Processor) -> Iterator[torch.Tensor]:
