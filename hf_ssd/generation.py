@@ -20,6 +20,7 @@ from .checks import REMEDY, check_batch, check_caches, check_call, check_model, 
 from .compat import CACHE_KEY
 from .config import SSDConfig
 from .metrics import SSDStats
+from .monitoring import Monitor
 from .orchestration import SSDCall, SSDGenerateOutput, decode_plainly, decode_speculatively, with_stats
 from .planning import ModePolicy
 from .protocol import SpeculatorError
@@ -56,9 +57,11 @@ class SSDGenerationMixin(GenerationMixin):
 
     Attributes:
         ssd_stats: Figures of the latest call ([`SSDStats`]), `None` before the first.
+        ssd_monitor: Watches all calls ([`Monitor`]), where one was given to `enable_ssd` or set here.
     """
 
     ssd_stats: SSDStats | None = None
+    ssd_monitor: Monitor | None = None
 
     def generate(self, *args: Any, ssd_config: SSDConfigLike = None, **kwargs: Any) -> Any:
         """`generate()` of transformers, by speculative speculative decoding.
@@ -92,6 +95,8 @@ class SSDGenerationMixin(GenerationMixin):
             change = policy.learn(kind, mode, self.ssd_stats.num_tokens, self.ssd_stats.duration_s)
             if change is not None:
                 logger.info(f'mode="auto" for {kind[0]} row(s): {change}.')
+                if self.ssd_monitor is not None:
+                    self.ssd_monitor.on_switch(f"{kind[0]} row(s): {change}")
         return output
 
     def _generate_in_mode(
@@ -116,17 +121,25 @@ class SSDGenerationMixin(GenerationMixin):
             what = f"draws as transformers does. {problem}" if is_ar else f"runs without SSD. {error}"
             logger.warning_once(f"This call {what}")
             return self._generate_plainly(kwargs)
-        call = SSDCall(assistant, config, Recorder(config.mode, config.trace))
-        output = super().generate(**{**kwargs, "assistant_model": call})
-        self.ssd_stats = call.recorder.close()
-        return with_stats(output, self.ssd_stats)
+        recorder = self._recorder(config.mode, config.trace)
+        output = super().generate(**{**kwargs, "assistant_model": SSDCall(assistant, config, recorder)})
+        return self._finish(output, recorder)
 
     def _generate_plainly(self, kwargs: dict[str, Any]) -> Any:
-        recorder = Recorder("ar")
+        recorder = self._recorder("ar")
         eos_token_id = _generation_config(self, kwargs).eos_token_id
         output = decode_plainly(super().generate, kwargs, recorder, eos_token_id)
-        self.ssd_stats = recorder.close()
-        return with_stats(output, self.ssd_stats)
+        return self._finish(output, recorder)
+
+    def _recorder(self, mode: str, trace: bool = False) -> Recorder:
+        monitor = self.ssd_monitor
+        return Recorder(mode, trace) if monitor is None else Recorder(mode, trace, monitor.on_round)
+
+    def _finish(self, output: Any, recorder: Recorder) -> Any:
+        self.ssd_stats = stats = recorder.close()
+        if self.ssd_monitor is not None:
+            self.ssd_monitor.on_call(stats)
+        return with_stats(output, stats)
 
     # `generate()` prepares everything (special tokens, masks, caches, processors, stopping) and then comes here.
     def _assisted_decoding(
@@ -148,7 +161,11 @@ class SSDGenerationMixin(GenerationMixin):
 
 
 def enable_ssd(
-    model: PreTrainedModel, assistant_model: PreTrainedModel | None = None, ssd_config: SSDConfigLike = None
+    model: PreTrainedModel,
+    assistant_model: PreTrainedModel | None = None,
+    ssd_config: SSDConfigLike = None,
+    *,
+    monitor: Monitor | None = None,
 ) -> PreTrainedModel:
     """Makes plain `model.generate()` use SSD, wherever it is called from.
 
@@ -159,6 +176,7 @@ def enable_ssd(
         model: The target.
         assistant_model: The assistant; it may stay out when the model is already enabled, or for mode `"ar"`.
         ssd_config: Settings, as an [`SSDConfig`] or a dict of its fields.
+        monitor: Watches the calls of this model, and of others that it is given to.
 
     Returns:
         `model` itself.
@@ -183,6 +201,8 @@ def enable_ssd(
                 start_worker(assistant, model, config)
     _mix_in(model)
     model.__dict__["_ssd_attachment"] = Attachment(assistant, config)
+    if monitor is not None:
+        model.__dict__["ssd_monitor"] = monitor
     return model
 
 
@@ -192,7 +212,8 @@ def disable_ssd(model: PreTrainedModel) -> PreTrainedModel:
     The assistant's process (or thread) stays for later calls; it ends with the assistant.
     """
     model.__dict__.pop("_ssd_attachment", None)
-    model.__dict__.pop("ssd_stats", None)
+    for name in _CALL_STATE:
+        model.__dict__.pop(name, None)
     _mix_out(model)
     return model
 
@@ -297,12 +318,14 @@ def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 # Mixing in: a subclass per model class, which passes for it.
 
+_CALL_STATE = ("ssd_stats", "ssd_monitor")
+
 
 @cache
 def _ssd_class(base: type[PreTrainedModel]) -> type[PreTrainedModel]:
     def reduce(self: PreTrainedModel, protocol: int) -> Any:
         # Pickles and copies are of the class itself: the subclass cannot be found by its name.
-        state = {key: value for key, value in self.__dict__.items() if key not in ("_ssd_attachment", "ssd_stats")}
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_ssd_attachment", *_CALL_STATE)}
         return object.__new__, (base,), state
 
     mixed = type(base.__name__, (SSDGenerationMixin, base), {"__reduce_ex__": reduce, "_ssd_base": base})

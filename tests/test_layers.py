@@ -38,6 +38,7 @@ LAYERS = {
     "checks": 5,
     "embedded": 6,
     "trace": 6,
+    "monitoring": 6,
     "monitor": 6,
     "orchestration": 6,
     "generation": 7,
