@@ -46,6 +46,7 @@ LAYERS = {
     "bench": 9,
     "distill": 9,
     "matrix": 9,
+    "chaos": 10,
     "evaluation": 10,
     "cli": 11,
     "": 12,  # hf_ssd itself, the public API
