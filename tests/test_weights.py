@@ -272,7 +272,7 @@ class TestChanges:
     @pytest.mark.skipif(not is_supported(), reason="this build of torch has no oneDNN")
     def test_a_process_drafts_with_the_new_ones(self, target) -> None:
         """With what it has computed and copied too: keys of the same prompt, and weights in 8 bits."""
-        assistant = make_unrelated(tie_word_embeddings=False)
+        assistant = make_unrelated()
         quantized = SSDConfig.of({**vars(AUTO), "backend": "process", "assistant_quantization": "int8"})
         assert acceptance(target, assistant, AUTO) < 0.3
         assert acceptance(target, assistant, quantized) < 0.3
@@ -283,11 +283,6 @@ class TestChanges:
         become(assistant, make_unrelated())
         assert acceptance(target, assistant, AUTO) < 0.3
         assert pool._WORKERS[assistant].pid == pid
-
-        become(assistant, target)
-        assistant.bfloat16()  # other weights need another process
-        assert acceptance(target, assistant, AUTO) > 0.5
-        assert pool._WORKERS[assistant].pid != pid
         pool.close_worker(assistant)
 
     @pytest.mark.parametrize("tied", [False, True])
