@@ -24,8 +24,9 @@ from hf_ssd.wrappers import input_device, unwrap
 
 # Copied tokens are not the assistant's word.
 INLINE = SSDConfig(backend="inline", num_assistant_tokens=4, ngram_drafts=False, backup="jit")
-AUTO = SSDConfig(num_assistant_tokens=4, ngram_drafts=False, backup="jit")
-STREAM = SSDConfig(backend="stream", num_assistant_tokens=4, ngram_drafts=False, backup="jit")
+# Chains: a tree that grows while there is time may hold the right token by chance.
+AUTO = SSDConfig(num_assistant_tokens=4, draft_tree_size=None, ngram_drafts=False, backup="jit")
+STREAM = SSDConfig.of({**vars(AUTO), "backend": "stream"})
 GREEDY = {"max_new_tokens": 40, "do_sample": False}
 
 
