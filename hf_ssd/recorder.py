@@ -22,6 +22,7 @@ class Recorder:
         self.mode = mode
         self.rounds: list[RoundStats] = []
         self.num_tokens = 0
+        self.num_rows = 0  # that have been decoded
         self.degraded: str | None = None
         self.target_threads: int | None = None
         self.assistant_threads: int | None = None

@@ -252,7 +252,7 @@ class TestTurns:
         start = prompt(20)[0].tolist()
         engine.start(request(INLINE, prompt_ids=tuple(start * 500)))
         assert engine._cache.capacity > 10_000
-        assert engine.num_known(start) == 19
+        assert engine.num_known(start) == 20
         engine.start(request(INLINE, prompt_ids=tuple(start)))
         assert engine._cache.capacity < 1000
 

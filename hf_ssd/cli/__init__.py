@@ -9,6 +9,8 @@ from .bench import bench
 from .check_sampling import check_sampling
 from .compare import compare
 from .demo import demo
+from .distill import distill
+from .doctor import doctor
 from .evaluate import evaluate
 from .families import families
 from .frontier import frontier
@@ -21,6 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(doctor)
 app.command()(compare)
 app.command()(bench)
 app.command()(frontier)
@@ -28,6 +31,7 @@ app.command()(predict)
 app.command()(families)
 app.command()(arguments)
 app.command()(demo)
+app.command()(distill)
 app.command()(evaluate)
 app.command()(check_sampling)
 

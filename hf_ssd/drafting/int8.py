@@ -37,7 +37,7 @@ class Int8Linear(nn.Module):
         self._scales = (weight.abs().amax(dim=1) / LEVELS).clamp(min=1e-12)
         rows = (weight / self._scales[:, None]).round().to(torch.int8)
         self._packed = torch.ops.onednn.qlinear_prepack(rows, None)
-        self._zero_points = torch.zeros(self.out_features, dtype=torch.long)
+        self._zero_points = torch.zeros(self.out_features, dtype=torch.long, device="cpu")
         self._bias = None if linear.bias is None else linear.bias.detach().float()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -82,7 +82,7 @@ def may_pay(model: nn.Module) -> bool:
     if sum(module.weight.numel() for module in linears) < MIN_AUTO_WEIGHTS:
         return False
     layer = min(linears, key=lambda module: module.weight.numel())
-    inputs = torch.ones(TRIAL_TOKENS, layer.in_features, dtype=layer.weight.dtype)
+    inputs = torch.ones(TRIAL_TOKENS, layer.in_features, dtype=layer.weight.dtype, device="cpu")
     with torch.inference_mode():
         int8 = Int8Linear(layer)
         return best_time(lambda: int8(inputs)) < MAX_SLOW_DOWN * best_time(lambda: layer(inputs))

@@ -74,7 +74,9 @@ class Arena:
         """The tensor at `place`, a view of the shared memory."""
         raw = torch.frombuffer(self._map, dtype=torch.uint8, count=place.storage_bytes, offset=place.offset_bytes)
         storage = raw.untyped_storage()
-        return torch.empty(0, dtype=place.dtype).set_(storage, place.storage_offset, place.shape, place.stride)
+        return torch.empty(0, dtype=place.dtype, device="cpu").set_(
+            storage, place.storage_offset, place.shape, place.stride
+        )
 
     def close_descriptor(self) -> None:
         """Gives up the descriptor; the memory stays while tensors view it."""
@@ -102,7 +104,7 @@ def share_model(model: nn.Module) -> tuple[ModelParcel, Arena]:
             # The whole storage at once, so that tensors that share it keep sharing it.
             source = tensor.detach().untyped_storage()
             if source.nbytes():
-                torch.empty(0, dtype=torch.uint8).set_(shared.untyped_storage()).copy_(
+                torch.empty(0, dtype=torch.uint8, device="cpu").set_(shared.untyped_storage()).copy_(
                     torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
                 )
             is_filled.add(place.offset_bytes)

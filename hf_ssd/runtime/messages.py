@@ -51,6 +51,13 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Translate:
+    """Caller: this pickle is the translation of the rows from here on. It is large, so it is sent once for many."""
+
+    translation: bytes | None
+
+
+@dataclass(frozen=True)
 class Start:
     """Caller: begin a row. Processors that go to another process travel apart, each as its own pickle."""
 

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import os
+import pickle
 import secrets
 import socket
 import struct
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..protocol import DraftRequest, SpeculatorError
+from ..translation import Translation
 from ..types import Outcome, Speculation
 from . import messages
 from .arena import pack_again, share_model
@@ -76,6 +78,7 @@ class AssistantWorker(Worker):
         self._cause = "the assistant's process has ended"
         self._rows = itertools.count()
         self._num_unanswered = 0
+        self._translation: Translation | None = None  # what the process knows
         self._replies: dict[int, messages.Answer | messages.Failure] = {}  # by row, not asked for yet
 
     def start(self, model: PreTrainedModel) -> None:
@@ -200,7 +203,11 @@ class AssistantWorker(Worker):
         self._drain()
         row = next(self._rows)
         processors = messages.pickle_processors(request.processors)
-        request = dataclasses.replace(request, processors=())
+        if request.translation is not self._translation:
+            self._send(messages.Translate(_pickle_translation(request.translation)))
+            self._translation = request.translation
+        encoder = None if request.encoder is None else request.encoder.on("cpu")
+        request = dataclasses.replace(request, processors=(), translation=None, encoder=encoder)
         self._send(messages.Start(row, request, num_threads, processors))
         return row
 
@@ -266,3 +273,13 @@ class AssistantWorker(Worker):
             # Ctrl-C, or what a signal handler raised, perhaps in mid message: what is read next would be its rest.
             self.close()
             raise
+
+
+def _pickle_translation(translation: Translation | None) -> bytes | None:
+    """Raises [`SpeculatorError`] where a tokenizer's own code cannot be sent."""
+    try:
+        return None if translation is None else pickle.dumps(translation, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise SpeculatorError(
+            f'the assistant\'s tokenizer cannot be sent to its process ({error!r}); `backend="stream"` does without'
+        ) from error

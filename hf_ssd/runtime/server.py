@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..drafting import DraftEngine, GraphedAssistant, Work, make_fast_assistant, work_together
 from . import messages
+from .cpu_threads import set_own_threads
 
 T = TypeVar("T")
 
@@ -47,6 +49,7 @@ class Server:
     def __init__(self, channel: Channel, model: PreTrainedModel) -> None:
         self._channel = channel
         self._model = model
+        self._translation: Any = None
         self._engines: dict[str | None, list[DraftEngine]] = {}
         self._rows: dict[int, DraftEngine] = {}  # in the order in which they are drafted for next
 
@@ -84,6 +87,8 @@ class Server:
     def _handle(self, message: Any) -> None:
         if isinstance(message, messages.Start):
             self._start(message)
+        elif isinstance(message, messages.Translate):
+            self._translation = message.translation  # made of it when a row begins, which may fail
         elif isinstance(message, messages.Resolve):
             resolves, other = self._gather(message)
             self._answer([each for each in resolves if each.row in self._rows])
@@ -134,14 +139,18 @@ class Server:
             self._give_up([message.row])
 
     def _start_row(self, message: messages.Start) -> None:
-        # Of this thread alone: OpenMP keeps the number for each thread that asks for a team.
-        if torch.get_num_threads() != message.num_threads:
-            torch.set_num_threads(message.num_threads)
+        set_own_threads(message.num_threads)
         request = message.request
         tokens = request.prompt_ids[request.num_padding :]
         engine = self._rows[message.row] = self.engine(request.config.assistant_quantization, tokens)
         sent = messages.unpickle_processors(message.processors, engine.assistant.device)
-        request = dataclasses.replace(request, processors=[*request.processors, *sent])
+        if isinstance(self._translation, bytes):
+            self._translation = pickle.loads(self._translation)
+        request = dataclasses.replace(
+            request,
+            processors=[*request.processors, *sent],
+            translation=request.translation or self._translation,
+        )
         if isinstance(engine.assistant, GraphedAssistant):
             engine.assistant.prepare(request)
         if message.is_awaited:

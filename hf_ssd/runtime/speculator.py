@@ -124,5 +124,5 @@ def warn_unless_ahead(ready: Ready) -> None:
     if not ready.takes_trees:
         logger.warning_once(
             "The assistant does not take attention masks for branches, so it drafts only after each outcome (as "
-            'mode="sd" does). An assistant without ALiBi positions would draft ahead.'
+            'mode="sd" does). An assistant whose positions are neither ALiBi nor relative would draft ahead.'
         )

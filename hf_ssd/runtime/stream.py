@@ -4,8 +4,8 @@ Threads share the interpreter lock, so where kernels are launched one by one fro
 without graphs) the two sides overlap less than two processes do. It needs no copy of the assistant and starts at once.
 
 CPU threads: OpenMP keeps a number of threads for each thread that asks for a team of them, so
-`torch.set_num_threads()` in the assistant's thread leaves the target's as it is, and the other way round. Only threads
-that are created during a call start with whichever number was set last.
+`torch.set_num_threads()` in the assistant's thread leaves the target's as it is, and the other way round. Threads that
+are created during a call get neither's ([`cpu_threads`]).
 """
 
 from __future__ import annotations
@@ -278,6 +278,8 @@ def _tensors(message: Any) -> Iterator[torch.Tensor]:
     if isinstance(message, messages.Start):
         for processor in message.request.processors:
             yield from _attributes(processor)
+        if message.request.encoder is not None:
+            yield from message.request.encoder.tensors
 
 
 def _attributes(processor: Processor) -> Iterator[torch.Tensor]:
