@@ -24,8 +24,9 @@ from hf_ssd.wrappers import input_device, unwrap
 
 # Copied tokens are not the assistant's word.
 INLINE = SSDConfig(backend="inline", num_assistant_tokens=4, ngram_drafts=False, backup="jit")
-AUTO = SSDConfig(num_assistant_tokens=4, ngram_drafts=False, backup="jit")
-STREAM = SSDConfig(backend="stream", num_assistant_tokens=4, ngram_drafts=False, backup="jit")
+# Chains: a tree that grows while there is time may hold the right token by chance.
+AUTO = SSDConfig(num_assistant_tokens=4, draft_tree_size=None, ngram_drafts=False, backup="jit")
+STREAM = SSDConfig.of({**vars(AUTO), "backend": "stream"})
 GREEDY = {"max_new_tokens": 40, "do_sample": False}
 
 
@@ -272,7 +273,7 @@ class TestChanges:
     @pytest.mark.skipif(not is_supported(), reason="this build of torch has no oneDNN")
     def test_a_process_drafts_with_the_new_ones(self, target) -> None:
         """With what it has computed and copied too: keys of the same prompt, and weights in 8 bits."""
-        assistant = make_unrelated(tie_word_embeddings=False)
+        assistant = make_unrelated()
         quantized = SSDConfig.of({**vars(AUTO), "backend": "process", "assistant_quantization": "int8"})
         assert acceptance(target, assistant, AUTO) < 0.3
         assert acceptance(target, assistant, quantized) < 0.3
@@ -283,11 +284,6 @@ class TestChanges:
         become(assistant, make_unrelated())
         assert acceptance(target, assistant, AUTO) < 0.3
         assert pool._WORKERS[assistant].pid == pid
-
-        become(assistant, target)
-        assistant.bfloat16()  # other weights need another process
-        assert acceptance(target, assistant, AUTO) > 0.5
-        assert pool._WORKERS[assistant].pid != pid
         pool.close_worker(assistant)
 
     @pytest.mark.parametrize("tied", [False, True])
