@@ -18,7 +18,7 @@ from ..checks import check_call, check_model, check_pair
 from ..generation import call_config
 from ..pairs import check_memory, module_sizes
 from ..runtime.placement import format_bytes, free_memory
-from ..vocabulary import UnsupportedError, check_vocabularies
+from ..vocabulary import UnsupportedError
 from .findings import Findings, Status
 
 # Settings of `generate()` that callers ask about, as keyword arguments.
@@ -102,25 +102,33 @@ def examine_target(target: Checkpoint, findings: Findings) -> None:
     findings.add("checks", "without", ", ".join(refused) + " (passed to transformers)", Status.NOTE)
 
 
-def examine_pair(target: Checkpoint, assistant: Checkpoint, findings: Findings) -> None:
-    """Whether an assistant can draft for a target: vocabulary, tokenizer, context, memory."""
+def examine_pair(target: Checkpoint, assistant: Checkpoint, findings: Findings) -> bool:
+    """Whether an assistant can draft for a target: vocabulary, tokenizer, context.
+
+    Returns:
+        Whether tokens are translated between two tokenizers.
+    """
+    tokenizers = (target.tokenizer, assistant.tokenizer)
+    translation = None
     with findings.refusals("checks", "vocabulary") as found:
-        check_pair(target.model, assistant.model)
+        translation = check_pair(target.model, assistant.model, *(tokenizers if None not in tokenizers else ()))
         sizes = [each.text_config.vocab_size for each in (target, assistant)]
-        found(f"{sizes[0]} tokens" if sizes[0] == sizes[1] else f"{sizes[0]} and {sizes[1]} tokens: padding differs")
-    if target.tokenizer is not None and assistant.tokenizer is not None:
-        with findings.refusals("checks", "tokenizer") as found:
-            check_vocabularies(target.tokenizer.get_vocab(), assistant.tokenizer.get_vocab())
-            found("the same token ids")
-    else:
+        found(f"{sizes[0]} tokens" if sizes[0] == sizes[1] else f"{sizes[0]} and {sizes[1]} tokens")
+    if None in tokenizers:
         lacking = "target" if target.tokenizer is None else "assistant"
         findings.add("checks", "tokenizer", f"the {lacking} has none to compare; the sizes agree", Status.NOTE)
+    elif translation is not None:
+        text = f"another one: {translation.num_shared} tokens are the same and can be drafted"
+        findings.add("checks", "tokenizer", text, Status.NOTE)
+    elif findings.refused is None:
+        findings.add("checks", "tokenizer", "the same token ids")
     longest, reach = target.max_length, assistant.max_length
     if longest is not None and reach is not None and reach < longest:
         text = f"{longest} tokens, the assistant's {reach}: beyond, the target goes on alone"
         findings.add("checks", "context", text, Status.NOTE)
     else:
         findings.add("checks", "context", "no limit named" if longest is None else f"{longest} tokens")
+    return translation is not None
 
 
 def examine_memory(target: Checkpoint, assistant: Checkpoint | None, findings: Findings) -> None:

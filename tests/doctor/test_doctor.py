@@ -11,6 +11,7 @@ import pytest
 import tomllib
 from tiny_models import make_noisy, make_target, tiny_llama
 from tiny_pair import byte_tokenizer, save_tiny_pair
+from tiny_tokenizers import byte_level
 from transformers import AutoModelForCausalLM, BartConfig, BartForConditionalGeneration, MambaConfig, MambaForCausalLM
 from typer.testing import CliRunner
 
@@ -91,13 +92,13 @@ class TestBeforeWeightsAreLoaded:
         assert diagnosis.verdict.startswith("refused: vocabulary.")
         assert "knows 5000 tokens and the target 258" in diagnosis.verdict
 
-    def test_other_tokens(self, folders, tmp_path) -> None:
-        tokenizer = byte_tokenizer()
-        vocab = json.loads(tokenizer.backend_tokenizer.to_str())
-        vocab["model"]["vocab"] = {token: (index + 1) % VOCAB_SIZE for token, index in tokenizer.get_vocab().items()}
-        tokenizer._tokenizer = tokenizer._tokenizer.from_str(json.dumps(vocab))
-        diagnosis = diagnose(folders[0], saved(tmp_path, make_noisy(vocab_size=VOCAB_SIZE), tokenizer))
-        assert diagnosis.verdict.startswith("refused: tokenizer.")
+    def test_another_tokenizer_is_translated(self, folders, tmp_path) -> None:
+        tokenizer = byte_level(500)  # has all bytes too, by other ids
+        other = saved(tmp_path, make_noisy(vocab_size=len(tokenizer)), tokenizer)
+        diagnosis = diagnose(folders[0], other, probe=False)
+        assert not diagnosis.is_refused
+        assert "tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer)" in diagnosis.verdict
+        assert re.match(r"note: another one: \d+ tokens are the same", text_of(diagnosis, "tokenizer"))
 
     def test_too_little_memory(self, folders, monkeypatch) -> None:
         monkeypatch.setattr("hf_ssd.doctor.checkpoints.free_memory", lambda: {placement.CPU: 1000})
@@ -161,6 +162,15 @@ def test_a_pair_is_measured(folders) -> None:
     assert text_of(diagnosis, "draft vocabulary") == "fine: all tokens"  # 258 are few
     assert verdict.measured(probe) == diagnosis.verdict
     assert any("ssd, prompt 4 of 4" in step for step in steps)
+
+
+def test_a_pair_of_two_tokenizers_is_measured(folders, tmp_path) -> None:
+    tokenizer = byte_level(500)
+    other = saved(tmp_path, make_noisy(vocab_size=len(tokenizer)), tokenizer)
+    probe = diagnose(folders[0], other, probe_tokens=6).probe
+    assert probe is not None
+    assert probe.num_identical == probe.num_prompts
+    assert probe.degraded is None
 
 
 def test_a_target_alone_is_timed(folders) -> None:
