@@ -3,6 +3,7 @@
 # make test          the test suite, in the same environment, in under five minutes
 # make test-slow     statistics on many more draws: what `make test` leaves out
 # make test-demo     the demo's page in the system's Chromium (apt-get install chromium)
+# make distill-smoke an assistant for a tiny target, from nothing, killed and resumed on the way; a few minutes
 # make screenshots   the same, and the pictures of the README anew
 # make quality       ruff, mypy and the examples in docstrings
 # make test-oldest   the core suite on the oldest supported transformers, in .venv-oldest
@@ -23,7 +24,7 @@ LM_EVAL := .venv-lm-eval
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: compare demo test test-slow test-demo screenshots quality test-oldest test-lm-eval clean
+.PHONY: compare demo test test-slow test-demo distill-smoke screenshots quality test-oldest test-lm-eval clean
 .DELETE_ON_ERROR:
 
 compare: $(VENV)/.stamp-pair
@@ -40,6 +41,9 @@ test-slow: $(VENV)/.stamp-test
 
 test-demo: $(VENV)/.stamp-test
 	$(VENV)/bin/python -m pytest tests/demo $(ARGS)
+
+distill-smoke: $(VENV)/.stamp-test
+	$(VENV)/bin/python -m pytest tests/distill/test_distill.py -m slow $(ARGS)
 
 screenshots: $(VENV)/.stamp-test
 	$(VENV)/bin/python -m pytest tests/demo/test_page.py --screenshots docs/images $(ARGS)

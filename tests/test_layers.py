@@ -46,7 +46,7 @@ LAYERS = {
     "generation": 7,
     "pairs": 8,
     "bench": 9,
-    "distill": 9,
+    "distill": 10,
     "matrix": 9,
     "doctor": 10,
     "evaluation": 10,

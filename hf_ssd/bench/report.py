@@ -41,10 +41,10 @@ NEAR_TIE_GAP = 1.0
 
 
 @contextmanager
-def progress_bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+def progress_bar(console: Console, counted: str = "calls done") -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar, as the function that [`compare`] reports to; some lines of text where there is no terminal."""
     if not console.is_terminal:
-        yield _line_reporter(console)
+        yield _line_reporter(console, counted)
         return
     columns = (
         TextColumn("{task.description:<44}"),
@@ -64,14 +64,14 @@ def progress_bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
         yield report
 
 
-def _line_reporter(console: Console) -> Callable[[str, int, int], None]:
-    tenths: set[int] = set()
+def _line_reporter(console: Console, counted: str) -> Callable[[str, int, int], None]:
+    said: set[tuple[int, int]] = set()
 
     def report(what: str, done: int, total: int) -> None:
         tenth = 10 * done // total if total else -1
-        if tenth not in tenths:
-            tenths.add(tenth)
-            console.print(f"{what} ({done} of {total} calls done)" if total else what, highlight=False)
+        if not total or (total, tenth) not in said:
+            said.add((total, tenth))
+            console.print(f"{what} ({done} of {total} {counted})" if total else what, highlight=False)
 
     return report
 

@@ -9,6 +9,7 @@ from .bench import bench
 from .check_sampling import check_sampling
 from .compare import compare
 from .demo import demo
+from .distill import distill
 from .doctor import doctor
 from .evaluate import evaluate
 from .families import families
@@ -30,6 +31,7 @@ app.command()(predict)
 app.command()(families)
 app.command()(arguments)
 app.command()(demo)
+app.command()(distill)
 app.command()(evaluate)
 app.command()(check_sampling)
 

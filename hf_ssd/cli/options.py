@@ -116,12 +116,15 @@ def run_benchmark(settings: BenchSettings) -> BenchResult:
     return run_with_progress(lambda progress: Benchmark(settings, progress).run(), settings.out)
 
 
-def run_with_progress(run: Callable[[Progress], Result], out: Path | None = None) -> Result:
+def run_with_progress(
+    run: Callable[[Progress], Result], out: Path | None = None, counted: str = "calls done"
+) -> Result:
     """Runs a measurement under a progress bar. Its folder is made before, so that a bad one is no surprise after.
 
     Args:
         run: The measurement; it is given whom to tell how far it is.
         out: Its folder, if it has one.
+        counted: What to call the steps, where progress is lines of text.
     """
     from rich.console import Console
 
@@ -130,7 +133,7 @@ def run_with_progress(run: Callable[[Progress], Result], out: Path | None = None
     still()
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    with progress_bar(Console(stderr=True)) as progress:
+    with progress_bar(Console(stderr=True), counted) as progress:
         return run(progress)
 
 

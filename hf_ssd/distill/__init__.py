@@ -1,0 +1,1 @@
+"""`hf-ssd distill`: makes an assistant for any target by knowledge distillation."""

@@ -1,0 +1,133 @@
+"""The model card, written from what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .results import DistillResult
+from .settings import SELF
+
+
+def write_card(result: DistillResult) -> str:
+    """The card of an assistant, in Markdown with the hub's front matter."""
+    return (
+        "\n\n".join(
+            [
+                _front_matter(result),
+                "# An assistant for " + result.target,
+                f"A draft model for `{result.target}`, made by `hf-ssd distill`. It guesses the next tokens of that "
+                "one model, so that assisted generation and `hf_ssd` can verify several of them at once. The text "
+                "stays the target's. It is not meant to be used on its own.",
+                "## Model",
+                _model(result),
+                "## Training",
+                _training(result),
+                "## How well it guesses",
+                write_figures(result),
+                "## Use",
+                _usage(result),
+            ]
+        )
+        + "\n"
+    )
+
+
+def write_figures(result: DistillResult) -> str:
+    """The figures as tables, with what they mean."""
+    found = result.agreement
+    temperatures = sorted(found.token_rule)
+    greedy = f"{found.agreement:.3f}"
+    acceptance = [
+        ["token rule", greedy, *(f"{found.token_rule[t]:.3f}" for t in temperatures)],
+        ["coupled rule", greedy, *(f"{found.coupled_rule[t]:.3f}" for t in temperatures)],
+    ]
+    rounds = [
+        [f"{t:g}", _number(each.tokens_per_round), _number(each.acceptance), _number(each.hit_rate)]
+        for t, each in sorted(result.rounds.items())
+    ]
+    parts = [
+        f"On {found.num_tokens:,} tokens that were kept from training: the chance that a draft token is accepted, "
+        "given the right tokens before it. At temperature 0 it is the share of tokens on which both models agree.",
+        _table(["acceptance at temperature", "0", *(f"{t:g}" for t in temperatures)], acceptance),
+        f"Before training the agreement was {result.before.agreement:.3f} and the mean divergence "
+        f"{result.before.kl:.2f} nats, after it {found.kl:.2f} nats.",
+        f"What SSD makes of it, on {next(iter(result.rounds.values())).num_prompts} prompts that were kept from "
+        "training (tokens per round depend on the machine too):",
+        _table(["temperature", "tokens per round", "acceptance", "hit rate"], rounds),
+    ]
+    parts += [
+        f"At temperature {t:g} SSD went on without the assistant, so these are not its figures: {each.degraded}"
+        for t, each in sorted(result.rounds.items())
+        if each.degraded is not None
+    ]
+    return "\n\n".join(parts)
+
+
+def _front_matter(result: DistillResult) -> str:
+    # The hub knows a target by its name there; a folder is nobody else's business.
+    base = [] if Path(result.target).exists() else [f"base_model: {result.target}"]
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            "pipeline_tag: text-generation",
+            *base,
+            "tags:",
+            "- speculative-decoding",
+            "- assisted-generation",
+            "- distillation",
+            "- draft-model",
+            "---",
+        ]
+    )
+
+
+def _model(result: DistillResult) -> str:
+    shared = (
+        "Token embedding and output projection are the target's, unchanged."
+        if result.shares_embedding
+        else "Token embedding and output projection are its own."
+    )
+    return "\n".join(
+        [
+            f"- Type `{result.model_type}`: {result.layers[0]} decoder layers of width {result.width[0]}; the target "
+            f"has {result.layers[1]} of width {result.width[1]}.",
+            f"- {result.own_parameters:,} parameters were trained. {shared}",
+            f"- Vocabulary and tokenizer are the target's. Weights are {result.dtype}.",
+            "- `frequent_tokens.json` lists the token ids that the target says most often, for the draft vocabulary.",
+            "- The target's licence holds for it too.",
+        ]
+    )
+
+
+def _training(result: DistillResult) -> str:
+    start = f"the assistant in `{result.init_from}`" if result.init_from else "the target's own first layers"
+    sources = ", ".join("text that the target wrote itself" if name == SELF else f"`{name}`" for name in result.data)
+    minutes = ", ".join(f"{name} {value:.1f} minutes" for name, value in result.minutes.items())
+    return (
+        f"It began as {start} and was trained by knowledge distillation: forward Kullback-Leibler divergence from the "
+        f"target's distribution. Data: {sources}; {result.num_texts:,} texts with {result.num_tokens:,} tokens to be "
+        f"learnt, of which about {result.num_seen:,} were seen in {result.num_steps:,} steps, repeats counted. Time: "
+        f"{minutes}."
+    )
+
+
+def _usage(result: DistillResult) -> str:
+    return f"""```python
+from hf_ssd import load_pair
+
+model, assistant, tokenizer = load_pair("{result.target}", "{result.out}")
+```
+
+```bash
+hf-ssd compare --target {result.target} --assistant {result.out}
+```"""
+
+
+def _table(headings: list[str], rows: list[list[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,61 @@
+"""What `--data` names: prompts for the target to answer, documents to read, or text that it writes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..bench.suites import HUB_PREFIX, read_dataset, read_jsonl
+from .settings import SELF
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What there is to learn from.
+
+    Args:
+        writes_own: Whether the target writes both sides of conversations.
+        prompts: User turns that it answers, each once.
+        documents: Text files that are read as they are.
+    """
+
+    writes_own: bool
+    prompts: tuple[str, ...]
+    documents: tuple[Path, ...]
+
+    @property
+    def needs_writing(self) -> bool:
+        return self.writes_own or bool(self.prompts)
+
+
+def read_sources(data: Sequence[str]) -> Sources:
+    """Reads the prompts and finds the documents.
+
+    Args:
+        data: `"self"`, files and folders, or `"hub:"` and a data set. JSONL files and data sets hold prompts, in one of
+            the fields that a suite of `hf-ssd bench` may have; other files are documents, and of a folder all below it.
+
+    Raises:
+        ValueError: If a file is not there, or a row is no prompt.
+        OSError: If a file cannot be read.
+    """
+    prompts: list[str] = []
+    documents: list[Path] = []
+    for name in data:
+        path = Path(name)
+        if name == SELF:
+            continue
+        if name.startswith(HUB_PREFIX):
+            prompts += [prompt.text for prompt in read_dataset(name.removeprefix(HUB_PREFIX))]
+        elif path.suffix == ".jsonl" and path.is_file():
+            prompts += [prompt.text for prompt in read_jsonl(path)]
+        elif path.is_file():
+            documents.append(path)
+        elif path.is_dir():
+            documents += sorted(each for each in path.rglob("*") if each.is_file() and each.suffix != ".jsonl")
+        else:
+            raise ValueError(
+                f"`data` must be {SELF!r}, files, folders or {HUB_PREFIX}NAME, but got {name!r}, which is none of them."
+            )
+    return Sources(SELF in data, tuple(dict.fromkeys(prompts)), tuple(documents))

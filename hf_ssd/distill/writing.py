@@ -1,0 +1,210 @@
+"""Text that the target writes: answers to prompts, and whole conversations (Magpie, arXiv 2406.08464).
+
+An instruct model that is given a chat template up to where the user speaks writes what a user might ask. An assistant
+learns most from what its target really says, so the answers are what training looks at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers.utils import logging
+
+from ..bench.settings import sampling_arguments
+from .chat import OPENINGS, ChatFormat
+from .row_sampling import MostRowsEnded, RowSampler
+from .settings import SELF, DistillSettings
+
+logger = logging.get_logger(__name__)
+
+MAX_USER_TOKENS = 128
+USER_TEMPERATURE = 0.9
+ENDED_SHARE = 0.9  # of a batch; the other rows are cut there
+# In turn. Half of the answers are greedy, as most calls are.
+ANSWER_TEMPERATURES = (0.0, 0.7, 0.0, 1.0)
+
+
+class Text(TypedDict):
+    """A text as token ids.
+
+    Args:
+        source: `"self"`, or a digest of the prompt that it answers.
+        num_prompt_tokens: How many of the ids come before what the target said.
+        input_ids: All of them.
+    """
+
+    source: str
+    num_prompt_tokens: int
+    input_ids: list[int]
+
+
+class Writer:
+    """Lets the target write, a batch at a time.
+
+    Args:
+        target: A decoder-only transformers model in evaluation mode.
+        tokenizer: Its tokenizer.
+        settings: Lengths, batch size and seed are taken from here.
+    """
+
+    def __init__(self, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: DistillSettings) -> None:
+        self._target = target
+        self._settings = settings
+        self._format = ChatFormat(tokenizer)
+        ends = target.generation_config.eos_token_id
+        self._ends: list[int] = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+        pad = tokenizer.pad_token_id
+        self._pad: int = pad if pad is not None else self._ends[0] if self._ends else 0
+
+    def write_own(self, batch: int) -> list[Text]:
+        """Conversations of the target with itself.
+
+        Args:
+            batch: Number of texts before, which decides the draws.
+        """
+        num_texts = self._settings.writing_batch_size
+        openings = [
+            OPENINGS[(batch + i) // 2 % len(OPENINGS)] if self._format.has_turns and i % 2 else ""
+            for i in range(num_texts)
+        ]
+        starts = [self._format.user_start(opening) for opening in openings]
+        if not self._format.has_turns:
+            return self._answer(starts, [SELF] * num_texts, batch)
+        temperatures = [USER_TEMPERATURE] * num_texts
+        turns = self._generate(starts, temperatures, MAX_USER_TOKENS, self._format.user_ends(), seed=2 * batch)
+        texts = [
+            (opening + self._format.user_text(turn)).strip() for opening, turn in zip(openings, turns, strict=True)
+        ]
+        prompts = [self._format.prompt(text) for text in texts if text]
+        return self._answer(prompts, [SELF] * len(prompts), batch)
+
+    def answer(self, questions: Sequence[str], batch: int) -> list[Text]:
+        """Answers to user turns; those that leave little room for one are left out."""
+        prompts = [self._format.prompt(question) for question in questions]
+        return self._answer(prompts, [digest(question) for question in questions], batch)
+
+    def _answer(self, prompts: Sequence[list[int]], sources: Sequence[str], batch: int) -> list[Text]:
+        room = self._settings.max_length - self._settings.max_new_tokens
+        fitting = [
+            (prompt, source)
+            for prompt, source in zip(prompts, sources, strict=True)
+            if 0 < len(prompt) <= max(room, self._settings.max_length // 2)
+        ]
+        if not fitting:
+            return []
+        # By pairs, of which one text had an opening and the other had not.
+        temperatures = [ANSWER_TEMPERATURES[i // 2 % len(ANSWER_TEMPERATURES)] for i in range(len(fitting))]
+        longest = max(len(prompt) for prompt, _ in fitting)
+        num_tokens = min(self._settings.max_new_tokens, self._settings.max_length - longest)
+        answers = self._generate([prompt for prompt, _ in fitting], temperatures, num_tokens, [], seed=2 * batch + 1)
+        return [
+            {"source": source, "num_prompt_tokens": len(prompt), "input_ids": [*prompt, *answer]}
+            for (prompt, source), answer in zip(fitting, answers, strict=True)
+        ]
+
+    def _generate(
+        self,
+        prompts: Sequence[list[int]],
+        temperatures: Sequence[float],
+        num_tokens: int,
+        ends: list[int],
+        *,
+        seed: int,
+    ) -> list[list[int]]:
+        """Continuations, each up to its end, which is kept."""
+        longest = max(map(len, prompts))
+        input_ids = torch.tensor([[self._pad] * (longest - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        ends = list(dict.fromkeys([*self._ends, *ends]))
+        generator = torch.Generator().manual_seed((self._settings.seed << 32) + seed)
+        output = self._target.generate(
+            input_ids.to(self._target.device),
+            attention_mask=mask.to(self._target.device),
+            logits_processor=LogitsProcessorList([RowSampler(temperatures, generator)]),
+            stopping_criteria=StoppingCriteriaList([MostRowsEnded(ends, longest, ENDED_SHARE)]),
+            eos_token_id=ends or None,
+            pad_token_id=self._pad,
+            max_new_tokens=num_tokens,
+            **sampling_arguments(0.0),
+        )
+        return [up_to_end(row, ends) for row in output[:, longest:].tolist()]
+
+
+def up_to_end(ids: list[int], ends: Sequence[int]) -> list[int]:
+    """Token ids up to the first that ends a text, which is kept."""
+    for position, token in enumerate(ids):
+        if token in ends:
+            return ids[: position + 1]
+    return ids
+
+
+def digest(text: str) -> str:
+    """What a prompt is known by in the file."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_texts(
+    writer: Writer,
+    path: Path,
+    *,
+    writes_own: bool,
+    prompts: Sequence[str],
+    batch_size: int,
+    may_go_on: Callable[[int], bool],
+) -> Iterator[int]:
+    """Adds to the file, batch by batch: answers to prompts that have none yet, and own conversations, in turn.
+
+    Each batch is on disk before the next one begins.
+
+    Args:
+        writer: Writes them.
+        path: JSONL file of [`Text`].
+        writes_own: Whether there are own conversations.
+        prompts: User turns to answer.
+        batch_size: Prompts per batch.
+        may_go_on: Asked before each batch, with the number of tokens so far; an empty file gets one all the same.
+
+    Yields:
+        Tokens written so far, over all runs.
+    """
+    sources, num_tokens = repair(path)
+    waiting = iter([prompt for prompt in prompts if digest(prompt) not in sources])
+    batch, is_own_turn = len(sources), False
+    with path.open("a", encoding="utf-8") as file:
+        while may_go_on(num_tokens) or not batch:
+            questions = [] if is_own_turn else list(islice(waiting, batch_size))
+            if not questions and not writes_own:
+                return
+            texts = writer.answer(questions, batch) if questions else writer.write_own(batch)
+            for text in texts:
+                file.write(json.dumps(text) + "\n")
+            file.flush()
+            batch += max(1, len(texts))  # no two batches share their draws, whatever run they belong to
+            num_tokens += sum(len(text["input_ids"]) - text["num_prompt_tokens"] for text in texts)
+            is_own_turn = writes_own and not is_own_turn
+            yield num_tokens
+
+
+def repair(path: Path) -> tuple[list[str], int]:
+    """Drops a line that a killed run left unfinished.
+
+    Returns:
+        The texts' sources, and their number of tokens after the prompts.
+    """
+    if not path.is_file():
+        return [], 0
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) != len(content):
+        logger.info(f"Dropping an unfinished line at the end of {path}.")
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    rows = [json.loads(line) for line in whole.splitlines()]
+    return [row["source"] for row in rows], sum(len(row["input_ids"]) - row["num_prompt_tokens"] for row in rows)
