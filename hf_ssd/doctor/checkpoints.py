@@ -102,34 +102,33 @@ def examine_target(target: Checkpoint, findings: Findings) -> None:
     findings.add("checks", "without", ", ".join(refused) + " (passed to transformers)", Status.NOTE)
 
 
-def examine_pair(target: Checkpoint, assistant: Checkpoint, findings: Findings) -> None:
-    """Whether an assistant can draft for a target: vocabulary, tokenizer, context, memory."""
-    has_tokenizers = target.tokenizer is not None and assistant.tokenizer is not None
-    tokenizers = (target.tokenizer, assistant.tokenizer) if has_tokenizers else ()
+def examine_pair(target: Checkpoint, assistant: Checkpoint, findings: Findings) -> bool:
+    """Whether an assistant can draft for a target: vocabulary, tokenizer, context.
+
+    Returns:
+        Whether tokens are translated between two tokenizers.
+    """
+    tokenizers = (target.tokenizer, assistant.tokenizer)
     translation = None
     with findings.refusals("checks", "vocabulary") as found:
-        translation = check_pair(target.model, assistant.model, *tokenizers)
+        translation = check_pair(target.model, assistant.model, *(tokenizers if None not in tokenizers else ()))
         sizes = [each.text_config.vocab_size for each in (target, assistant)]
-        if translation is not None:
-            found(f"{sizes[0]} and {sizes[1]} tokens, of which {translation.num_shared} are in both")
-        else:
-            found(
-                f"{sizes[0]} tokens" if sizes[0] == sizes[1] else f"{sizes[0]} and {sizes[1]} tokens: padding differs"
-            )
-    if translation is not None:
-        text = "another one: give enable_ssd `tokenizer` and `assistant_tokenizer`, as load_pair does"
-        findings.add("checks", "tokenizer", text, Status.NOTE)
-    elif has_tokenizers:
-        findings.add("checks", "tokenizer", "the same token ids")
-    else:
+        found(f"{sizes[0]} tokens" if sizes[0] == sizes[1] else f"{sizes[0]} and {sizes[1]} tokens")
+    if None in tokenizers:
         lacking = "target" if target.tokenizer is None else "assistant"
-        findings.add("checks", "tokenizer", f"the {lacking} has none to compare; sizes must do", Status.NOTE)
+        findings.add("checks", "tokenizer", f"the {lacking} has none to compare; the sizes agree", Status.NOTE)
+    elif translation is not None:
+        text = f"another one: {translation.num_shared} tokens are the same and can be drafted"
+        findings.add("checks", "tokenizer", text, Status.NOTE)
+    elif findings.refused is None:
+        findings.add("checks", "tokenizer", "the same token ids")
     longest, reach = target.max_length, assistant.max_length
     if longest is not None and reach is not None and reach < longest:
         text = f"{longest} tokens, the assistant's {reach}: beyond, the target goes on alone"
         findings.add("checks", "context", text, Status.NOTE)
     else:
         findings.add("checks", "context", "no limit named" if longest is None else f"{longest} tokens")
+    return translation is not None
 
 
 def examine_memory(target: Checkpoint, assistant: Checkpoint | None, findings: Findings) -> None:

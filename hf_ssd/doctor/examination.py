@@ -41,6 +41,7 @@ class _Examination:
         self.findings = Findings()
         self.target: Checkpoint | None = None
         self.assistant: Checkpoint | None = None
+        self.is_translated = False
         self.probe: Probe | None = None
 
     def run(self) -> Diagnosis:
@@ -89,7 +90,7 @@ class _Examination:
             return
         checkpoints.examine_target(self.target, self.findings)
         if self.assistant is not None:
-            checkpoints.examine_pair(self.target, self.assistant, self.findings)
+            self.is_translated = checkpoints.examine_pair(self.target, self.assistant, self.findings)
         checkpoints.examine_memory(self.target, self.assistant, self.findings)
 
     def _measure(self) -> str:
@@ -102,7 +103,11 @@ class _Examination:
         if not is_causal:
             self.findings.add("probe", "not measured", "the built-in prompts are for decoder-only models", Status.NOTE)
         if not (self.settings.probe and is_causal):
-            return verdict.unprobed() if self.assistant else verdict.without_assistant(*needs, None)
+            return (
+                verdict.unprobed(is_translated=self.is_translated)
+                if self.assistant
+                else verdict.without_assistant(*needs, None)
+            )
         if self.target.tokenizer is None:
             raise ValueError("The probe needs the target's tokenizer, which its folder does not hold. Use --no-probe.")
         self.report("loading the target", 0, 0)
@@ -117,4 +122,4 @@ class _Examination:
         abilities.examine_target_abilities(pair.target, self.findings)
         abilities.examine_assistant_abilities(pair.assistant, self.findings)
         self.probe = probe.probe_pair(pair, num_tokens, self.report)
-        return verdict.measured(self.probe)
+        return verdict.measured(self.probe, is_translated=self.is_translated)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 WORTH_IT = 1.05  # ratios below are within what a short probe can be wrong by
 FEW_TOKENS = 1.5  # per target forward: the second core then does more elsewhere
 LONG_WAIT = 0.3  # of a verification
+SD_SETTINGS = ', ssd_config={"mode": "sd"}'
 SIZE_RATIO = 4  # a target is slow enough for assistants that are faster by this
 
 
@@ -29,23 +30,26 @@ def without_assistant(vocab_size: int, num_parameters: int, tokens_per_s: float 
     return f"{text}."
 
 
-def unprobed() -> str:
-    return (
-        "Nothing speaks against it: use enable_ssd(model, assistant_model=assistant). Without --no-probe the speed-up "
-        "is measured."
-    )
+def unprobed(*, is_translated: bool = False) -> str:
+    return f"Nothing speaks against it: use {_call(is_translated)}. Without --no-probe the speed-up is measured."
 
 
-def measured(probe: Probe) -> str:
+def _call(is_translated: bool, settings: str = "") -> str:
+    """How to enable SSD; where the tokenizers differ it needs both."""
+    tokenizers = ", tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer" if is_translated else ""
+    return f"enable_ssd(model, assistant_model=assistant{tokenizers}{settings})"
+
+
+def measured(probe: Probe, *, is_translated: bool = False) -> str:
     """What the probe's figures mean, and what to do."""
     if probe.degraded:
         return f"The assistant failed, and generation went on without it: {probe.degraded.splitlines()[-1]}"
     sd_speed_up = probe.sd_tokens_per_s / probe.ar_tokens_per_s if probe.ar_tokens_per_s else 0.0
     if probe.speed_up >= WORTH_IT and probe.speed_up * WORTH_IT >= sd_speed_up:
-        return f"Use enable_ssd(model, assistant_model=assistant): {probe.speed_up:.2f} times the speed of generate()."
+        return f"Use {_call(is_translated)}: {probe.speed_up:.2f} times the speed of generate()."
     if sd_speed_up >= WORTH_IT:
         return (
-            'Use enable_ssd(model, assistant_model=assistant, ssd_config={"mode": "sd"}): '
+            f"Use {_call(is_translated, SD_SETTINGS)}: "
             f"{sd_speed_up:.2f} times the speed of generate(), and SSD {probe.speed_up:.2f}."
         )
     return f"Not worth it here, {probe.speed_up:.2f} times the speed of generate(). {_cause(probe)}"

@@ -106,6 +106,14 @@ class TestBeforeWeightsAreLoaded:
         assert diagnosis.verdict.startswith("refused: vocabulary.")
         assert "only 0 of 256 tokens are the same" in diagnosis.verdict
 
+    def test_another_tokenizer_is_translated(self, folders, tmp_path) -> None:
+        tokenizer = byte_level(500)  # has all bytes too, by other ids
+        other = saved(tmp_path, make_noisy(vocab_size=len(tokenizer)), tokenizer)
+        diagnosis = diagnose(folders[0], other, probe=False)
+        assert not diagnosis.is_refused
+        assert "tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer)" in diagnosis.verdict
+        assert re.match(r"note: another one: \d+ tokens are the same", text_of(diagnosis, "tokenizer"))
+
     def test_too_little_memory(self, folders, monkeypatch) -> None:
         monkeypatch.setattr("hf_ssd.doctor.checkpoints.free_memory", lambda: {placement.CPU: 1000})
         diagnosis = diagnose(*folders)
@@ -168,6 +176,15 @@ def test_a_pair_is_measured(folders) -> None:
     assert text_of(diagnosis, "draft vocabulary") == "fine: all tokens"  # 258 are few
     assert verdict.measured(probe) == diagnosis.verdict
     assert any("ssd, prompt 4 of 4" in step for step in steps)
+
+
+def test_a_pair_of_two_tokenizers_is_measured(folders, tmp_path) -> None:
+    tokenizer = byte_level(500)
+    other = saved(tmp_path, make_noisy(vocab_size=len(tokenizer)), tokenizer)
+    probe = diagnose(folders[0], other, probe_tokens=6).probe
+    assert probe is not None
+    assert probe.num_identical == probe.num_prompts
+    assert probe.degraded is None
 
 
 def test_a_target_alone_is_timed(folders) -> None:
