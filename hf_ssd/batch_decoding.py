@@ -127,7 +127,7 @@ class BatchDecoder:
             num_kept = []
             for index, (row, _) in enumerate(self._active):
                 num_kept.append(row.emit(decisions[index]))
-                self.recorder.rounds.append(
+                self.recorder.round(
                     round_stats(
                         row.index,
                         received[index],

@@ -114,7 +114,7 @@ class RowDecoder:
             self._keep_outputs(outputs, num_emitted)
             self._advance(outputs, num_emitted)
         stats = round_stats(self.row.index, received, speculation, decision, num_emitted, verify.ms, wait.ms)
-        self.recorder.rounds.append(stats)
+        self.recorder.round(stats)
         if isinstance(self.row.streamer, RoundStreamer):
             self.row.streamer.put_round(stats)
 

@@ -36,6 +36,7 @@ from .checks import (
 from .compat import CACHE_KEY
 from .config import SSDConfig
 from .metrics import SSDStats
+from .monitoring import Monitor
 from .orchestration import SSDCall, SSDGenerateOutput, decode_plainly, decode_speculatively, with_stats
 from .planning import ModePolicy
 from .protocol import SpeculatorError
@@ -77,9 +78,11 @@ class SSDGenerationMixin(GenerationMixin):
     Attributes:
         ssd_stats: Figures of the call that ended last ([`SSDStats`]), `None` before the first. Of calls in several
             threads `return_dict_in_generate=True` gives each its own.
+        ssd_monitor: Watches all calls ([`Monitor`]), where one was given to `enable_ssd` or set here.
     """
 
     ssd_stats: SSDStats | None = None
+    ssd_monitor: Monitor | None = None
 
     def generate(self, *args: Any, ssd_config: SSDConfigLike = None, **kwargs: Any) -> Any:
         """`generate()` of transformers, by speculative speculative decoding.
@@ -114,6 +117,8 @@ class SSDGenerationMixin(GenerationMixin):
             change = policy.learn(kind, mode, stats.num_tokens, stats.duration_s)
             if change is not None:
                 logger.info(f'mode="auto" for {kind[0]} row(s): {change}.')
+                if self.ssd_monitor is not None:
+                    self.ssd_monitor.on_switch(f"{kind[0]} row(s): {change}")
         return output
 
     def _generate_in_mode(
@@ -140,7 +145,8 @@ class SSDGenerationMixin(GenerationMixin):
             what = f"draws as transformers does. {problem}" if is_ar else f"runs without SSD. {error}"
             logger.warning_once(f"This call {what}")
             return self._generate_plainly(kwargs)
-        call = SSDCall(assistant, config, Recorder(config.mode, config.trace), translation)
+        recorder = self._recorder(config.mode, config.trace)
+        call = SSDCall(assistant, config, recorder, translation)
         if generate_owner(type(self)) is GenerationMixin:
             output = super().generate(**{**kwargs, "assistant_model": call, "assistant_tokenizer": None})
         else:
@@ -149,8 +155,7 @@ class SSDGenerationMixin(GenerationMixin):
             others = {name: value for name, value in kwargs.items() if name not in of_assistant}
             with _running(_Running(self, call)):
                 output = super().generate(**others)
-        stats = self.ssd_stats = call.recorder.close()
-        return with_stats(output, stats), stats
+        return self._finish(output, recorder)
 
     def _tokenizers(self, assistant: PreTrainedModel | None, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The target's and the assistant's: the call's own, or those that `enable_ssd` was given with the assistant."""
@@ -163,13 +168,22 @@ class SSDGenerationMixin(GenerationMixin):
         return tokenizer, assistant_tokenizer
 
     def _generate_plainly(self, kwargs: dict[str, Any]) -> tuple[Any, SSDStats]:
-        recorder = Recorder("ar")
+        recorder = self._recorder("ar")
         eos_token_id = call_config(self, kwargs).eos_token_id
         if kwargs.get("assistant_model") is None:
             kwargs = {name: value for name, value in kwargs.items() if name != "assistant_model"}
         with _running(None):
             output = decode_plainly(super().generate, kwargs, recorder, eos_token_id)
-        stats = self.ssd_stats = recorder.close()
+        return self._finish(output, recorder)
+
+    def _recorder(self, mode: str, trace: bool = False) -> Recorder:
+        monitor = self.ssd_monitor
+        return Recorder(mode, trace) if monitor is None else Recorder(mode, trace, monitor.on_round)
+
+    def _finish(self, output: Any, recorder: Recorder) -> tuple[Any, SSDStats]:
+        self.ssd_stats = stats = recorder.close()
+        if self.ssd_monitor is not None:
+            self.ssd_monitor.on_call(stats)
         return with_stats(output, stats), stats
 
     # `generate()` prepares everything (special tokens, masks, caches, processors, stopping) and then comes here.
@@ -206,6 +220,7 @@ def enable_ssd(
     *,
     tokenizer: Any = None,
     assistant_tokenizer: Any = None,
+    monitor: Monitor | None = None,
 ) -> PreTrainedModel:
     """Makes plain `model.generate()` use SSD, wherever it is called from.
 
@@ -219,6 +234,7 @@ def enable_ssd(
         ssd_config: Settings, as an [`SSDConfig`] or a dict of its fields.
         tokenizer: The target's, needed with `assistant_tokenizer`.
         assistant_tokenizer: The assistant's, where it has another one than the target. Later calls need neither.
+        monitor: Watches the calls of this model, and of others that it is given to.
 
     Returns:
         `model` itself.
@@ -247,6 +263,8 @@ def enable_ssd(
                 start_worker(assistant, target, config)
     _mix_in(target)
     target.__dict__["_ssd_attachment"] = Attachment(assistant, config, tokenizer, assistant_tokenizer)
+    if monitor is not None:
+        target.__dict__["ssd_monitor"] = monitor
     return model
 
 
@@ -257,7 +275,8 @@ def disable_ssd(model: PreTrainedModel) -> PreTrainedModel:
     """
     target = unwrap(model)
     target.__dict__.pop("_ssd_attachment", None)
-    target.__dict__.pop("ssd_stats", None)
+    for name in _CALL_STATE:
+        target.__dict__.pop(name, None)
     _mix_out(target)
     return model
 
@@ -393,12 +412,14 @@ def _running(running: _Running | None) -> Iterator[None]:
 
 # Mixing in: a subclass per model class, which passes for it.
 
+_CALL_STATE = ("ssd_stats", "ssd_monitor")
+
 
 @cache
 def _ssd_class(base: type[PreTrainedModel]) -> type[PreTrainedModel]:
     def reduce(self: PreTrainedModel, protocol: int) -> Any:
         # Pickles and copies are of the class itself: the subclass cannot be found by its name.
-        state = {key: value for key, value in self.__dict__.items() if key not in ("_ssd_attachment", "ssd_stats")}
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_ssd_attachment", *_CALL_STATE)}
         return object.__new__, (base,), state
 
     mixed = type(base.__name__, (SSDGenerationMixin, base), {"__reduce_ex__": reduce, "_ssd_base": base})

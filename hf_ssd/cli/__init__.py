@@ -6,6 +6,7 @@ import typer
 
 from .arguments import arguments
 from .bench import bench
+from .chaos import chaos, soak
 from .check_sampling import check_sampling
 from .compare import compare
 from .demo import demo
@@ -34,6 +35,8 @@ app.command()(demo)
 app.command()(distill)
 app.command()(evaluate)
 app.command()(check_sampling)
+app.command()(chaos)
+app.command()(soak)
 
 
 @app.command()

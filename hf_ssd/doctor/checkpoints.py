@@ -18,7 +18,7 @@ from ..call_arguments import call_config
 from ..checks import check_call, check_model, check_pair
 from ..pairs import check_memory, module_sizes
 from ..runtime.placement import format_bytes, free_memory
-from ..vocabulary import UnsupportedError, check_vocabularies
+from ..vocabulary import UnsupportedError
 from .findings import Findings, Status
 
 # Settings of `generate()` that callers ask about, as keyword arguments.
@@ -104,17 +104,26 @@ def examine_target(target: Checkpoint, findings: Findings) -> None:
 
 def examine_pair(target: Checkpoint, assistant: Checkpoint, findings: Findings) -> None:
     """Whether an assistant can draft for a target: vocabulary, tokenizer, context, memory."""
+    has_tokenizers = target.tokenizer is not None and assistant.tokenizer is not None
+    tokenizers = (target.tokenizer, assistant.tokenizer) if has_tokenizers else ()
+    translation = None
     with findings.refusals("checks", "vocabulary") as found:
-        check_pair(target.model, assistant.model)
+        translation = check_pair(target.model, assistant.model, *tokenizers)
         sizes = [each.text_config.vocab_size for each in (target, assistant)]
-        found(f"{sizes[0]} tokens" if sizes[0] == sizes[1] else f"{sizes[0]} and {sizes[1]} tokens: padding differs")
-    if target.tokenizer is not None and assistant.tokenizer is not None:
-        with findings.refusals("checks", "tokenizer") as found:
-            check_vocabularies(target.tokenizer.get_vocab(), assistant.tokenizer.get_vocab())
-            found("the same token ids")
+        if translation is not None:
+            found(f"{sizes[0]} and {sizes[1]} tokens, of which {translation.num_shared} are in both")
+        else:
+            found(
+                f"{sizes[0]} tokens" if sizes[0] == sizes[1] else f"{sizes[0]} and {sizes[1]} tokens: padding differs"
+            )
+    if translation is not None:
+        text = "another one: give enable_ssd `tokenizer` and `assistant_tokenizer`, as load_pair does"
+        findings.add("checks", "tokenizer", text, Status.NOTE)
+    elif has_tokenizers:
+        findings.add("checks", "tokenizer", "the same token ids")
     else:
         lacking = "target" if target.tokenizer is None else "assistant"
-        findings.add("checks", "tokenizer", f"the {lacking} has none to compare; the sizes agree", Status.NOTE)
+        findings.add("checks", "tokenizer", f"the {lacking} has none to compare; sizes must do", Status.NOTE)
     longest, reach = target.max_length, assistant.max_length
     if longest is not None and reach is not None and reach < longest:
         text = f"{longest} tokens, the assistant's {reach}: beyond, the target goes on alone"

@@ -30,7 +30,7 @@ from .speculator import Worker, warn_unless_ahead
 
 # A fresh interpreter that imports torch and transformers on a busy machine.
 START_TIMEOUT_S = 180.0
-SEND_TIMEOUT_S = 60
+MESSAGE_TIMEOUT_S = 60  # for the whole of a message that has begun
 CLOSE_TIMEOUT_S = 2.0
 DRAIN_TIMEOUT_S = 60.0
 
@@ -49,6 +49,10 @@ class AssistantLoadError(SpeculatorError):
 
 class _NoAnswerError(Exception):
     """The worker was silent for too long. Not a `TimeoutError`: a caller's own signal handler may raise that."""
+
+
+class _BadAnswerError(Exception):
+    """What came from the worker is no answer."""
 
 
 def is_supported() -> bool:
@@ -89,6 +93,8 @@ class AssistantWorker(Worker):
         """
         try:
             parcel, arena = share_model(model)
+        except (OSError, MemoryError) as error:
+            raise SpeculatorError(f"there is no shared memory for the assistant: {error}") from error
         except Exception as error:  # pickling runs any code
             raise AssistantLoadError(f"the assistant cannot be sent to another process: {error!r}") from error
         self._state = ModelState.of(model)
@@ -114,12 +120,14 @@ class AssistantWorker(Worker):
             self._process.stdin.write(json.dumps(setup).encode() + b"\n")
             self._process.stdin.close()
         except OSError as error:
+            ours.close()
             raise SpeculatorError(f"the assistant's process cannot be started: {error}") from error
         finally:
             theirs.close()
             arena.close_descriptor()
-        # A worker that does not read must not hold a send up for ever.
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
+        # A worker that does not read, or stops in the middle of a message, must not hold the caller up for ever.
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", MESSAGE_TIMEOUT_S, 0))
         self._connection = Connection(ours.detach())
 
     def wait_ready(self) -> None:
@@ -138,7 +146,7 @@ class AssistantWorker(Worker):
             deliver_challenge(connection, self._key)
             messages.send(connection, self._load)
             self._poll(START_TIMEOUT_S)
-            reply = messages.receive(connection)
+            reply = self._receive((messages.Ready, messages.Failure))
             self._is_ready = isinstance(reply, messages.Ready)
         if isinstance(reply, messages.Failure):
             self.close()
@@ -152,6 +160,11 @@ class AssistantWorker(Worker):
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
+
+    @property
+    def connection(self) -> Connection:
+        """To the process. Raises [`SpeculatorError`] where that has ended."""
+        return self._connected()
 
     def holds(self, model: PreTrainedModel) -> bool:
         if self._state is None or weight_places(model) != self._state.places:
@@ -220,7 +233,7 @@ class AssistantWorker(Worker):
         with self._failures():
             while row not in self._replies:
                 self._poll(timeout_s)
-                reply = messages.receive(self._connected())
+                reply = self._receive((messages.Answer, messages.Failure))
                 self._num_unanswered -= 1
                 self._replies[row if reply.row == -1 else reply.row] = reply
             reply = self._replies.pop(row)
@@ -237,7 +250,7 @@ class AssistantWorker(Worker):
         with self._failures():
             while self._num_unanswered > 0:
                 self._poll(DRAIN_TIMEOUT_S)
-                messages.receive(self._connected())
+                self._receive((messages.Answer, messages.Failure))
                 self._num_unanswered -= 1
             self._replies.clear()
 
@@ -250,6 +263,23 @@ class AssistantWorker(Worker):
         with self._failures():
             messages.send(self._connected(), message)
 
+    def _receive(self, kinds: tuple[type, ...]) -> Any:
+        """The next message.
+
+        Raises:
+            _BadAnswerError: If it is none that is due: another program or version wrote it, or half of one is missing.
+        """
+        connection = self._connected()
+        try:
+            reply = messages.receive(connection)
+        except (EOFError, OSError):
+            raise
+        except Exception as error:  # unpickling rubbish may raise anything
+            raise _BadAnswerError(f"the assistant's process sent what is no message: {error!r}") from error
+        if not isinstance(reply, kinds):
+            raise _BadAnswerError(f"the assistant's process sent {type(reply).__name__}, which is not due here")
+        return reply
+
     def _poll(self, timeout_s: float) -> None:
         if not self._connected().poll(timeout_s):
             raise _NoAnswerError(f"no answer from the assistant's process for {timeout_s:g} s")
@@ -261,13 +291,21 @@ class AssistantWorker(Worker):
             yield
         except SpeculatorError:
             raise
-        except (_NoAnswerError, EOFError, ConnectionError, BlockingIOError, AuthenticationError) as error:
-            if isinstance(error, (_NoAnswerError, BlockingIOError)) and self._process is not None:
+        except (_NoAnswerError, _BadAnswerError) as error:
+            if self._process is not None:
                 self._process.kill()  # it may be stopped, and would not leave by itself
             self.close()
+            self._cause = str(error)
+            raise SpeculatorError(self._cause) from error
+        except TimeoutError:
+            self.close()
+            raise  # a caller's own signal handler may raise that
+        except (EOFError, OSError, AuthenticationError) as error:
+            if isinstance(error, BlockingIOError) and self._process is not None:
+                self._process.kill()
+            self.close()
             status = self._process.returncode if self._process is not None else None
-            is_silent = isinstance(error, _NoAnswerError)
-            self._cause = str(error) if is_silent else f"the assistant's process has died (exit status {status})"
+            self._cause = f"the assistant's process has died (exit status {status})"
             raise SpeculatorError(self._cause) from error
         except BaseException:
             # Ctrl-C, or what a signal handler raised, perhaps in mid message: what is read next would be its rest.

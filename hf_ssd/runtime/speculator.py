@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..protocol import DraftRequest
+from ..protocol import DraftRequest, SpeculatorError
 from ..types import Outcome, Speculation
 from .messages import Ready
 
@@ -117,6 +117,35 @@ class WorkerSpeculator:
 
     def stop(self) -> None:
         self._worker.end_row(self._row)
+
+
+class LostSpeculator:
+    """Stands for a speculator that could not be had: it says why when a row starts.
+
+    Args:
+        cause: Why, in words.
+    """
+
+    threads: int | None = None
+    device = "cpu"
+
+    def __init__(self, cause: str) -> None:
+        self._cause = cause
+
+    def another(self) -> LostSpeculator:
+        return self
+
+    def start(self, request: DraftRequest) -> None:
+        raise SpeculatorError(self._cause)
+
+    def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> None:
+        raise SpeculatorError(self._cause)
+
+    def receive(self) -> Speculation:
+        raise SpeculatorError(self._cause)
+
+    def stop(self) -> None:
+        raise SpeculatorError(self._cause)
 
 
 def warn_unless_ahead(ready: Ready) -> None:

@@ -43,6 +43,9 @@ def main(setup: dict[str, Any]) -> None:
             server.run()
     except (EOFError, ConnectionError):
         pass  # the caller is done with us
+    except Exception:
+        # What came was no message of this version. The caller sees the end of the connection.
+        logger.warning(f"The assistant's process gives up:\n{traceback.format_exc()}")
     # Not through interpreter shutdown: a thread of some library might hold it up.
     os._exit(0)
 
