@@ -11,13 +11,16 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.utils import logging
 
 from ..bench.settings import sampling_arguments
+from ..compat import CACHE_KEY
+from ..drafting.tree_cache import SlabCache
 from .chat import OPENINGS, ChatFormat
 from .row_sampling import MostRowsEnded, RowSampler
 from .settings import SELF, DistillSettings
@@ -133,8 +136,15 @@ class Writer:
             pad_token_id=self._pad,
             max_new_tokens=num_tokens,
             **sampling_arguments(0.0),
+            **self._cache(),
         )
         return [up_to_end(row, ends) for row in output[:, longest:].tolist()]
+
+    def _cache(self) -> dict[str, Any]:
+        """A cache that is not copied in every step, where the target keeps all tokens in all layers."""
+        own = DynamicCache(config=self._target.config)
+        is_plain = own.layers and all(type(layer) is DynamicLayer for layer in own.layers)
+        return {CACHE_KEY: SlabCache()} if is_plain else {}
 
 
 def up_to_end(ids: list[int], ends: Sequence[int]) -> list[int]:
