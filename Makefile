@@ -6,8 +6,9 @@
 # make distill-smoke an assistant for a tiny target, from nothing, killed and resumed on the way; a few minutes
 # make screenshots   the same, and the pictures of the README anew
 # make quality       ruff, mypy and the examples in docstrings
-# make test-oldest   the suite on the oldest supported transformers, in .venv-oldest
-# make clean         removes both environments and every cache in this folder
+# make test-oldest   the core suite on the oldest supported transformers, in .venv-oldest
+# make test-lm-eval  the Language Model Evaluation Harness on a model that SSD is enabled on, in .venv-lm-eval
+# make clean         removes all environments and every cache in this folder
 #
 # PYTHON=python3.12  another interpreter (3.11 or later; the pins need it)
 # ARGS="..."         more arguments for `hf-ssd compare`, `hf-ssd demo`, or for pytest
@@ -18,11 +19,12 @@ ARGS ?=
 OLDEST_TRANSFORMERS := 5.17.0
 VENV := .venv
 OLDEST := .venv-oldest
+LM_EVAL := .venv-lm-eval
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: compare demo test test-slow test-demo distill-smoke screenshots quality test-oldest clean
+.PHONY: compare demo test test-slow test-demo distill-smoke screenshots quality test-oldest test-lm-eval clean
 .DELETE_ON_ERROR:
 
 compare: $(VENV)/.stamp-pair
@@ -53,10 +55,13 @@ quality: $(VENV)/.stamp-test
 	$(VENV)/bin/python -m pytest -q --doctest-modules --ignore=hf_ssd/custom_generate hf_ssd
 
 test-oldest: $(OLDEST)/.stamp
-	$(OLDEST)/bin/python -m pytest -n auto --dist loadfile $(ARGS)
+	$(OLDEST)/bin/python -m pytest -n auto --dist loadfile -m "not slow" --ignore tests/demo $(ARGS)
+
+test-lm-eval: $(LM_EVAL)/.stamp
+	$(LM_EVAL)/bin/python -m pytest tests/callers/test_lm_eval.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) $(LM_EVAL) build dist .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: each step is done once, and again when what it depends on has changed.
@@ -84,6 +89,15 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-pair
 $(VENV)/.stamp-test: $(VENV)/.stamp-core
 	@echo "installing what the tests need"
 	@$(VENV)/bin/python -m pip install -q -c constraints.txt -e ".[test]"
+	@touch $@
+
+# Over the other one, not in it: scikit-learn, which the harness brings, makes transformers' own assisted generation draft
+# differently, and `make compare` measures that.
+$(LM_EVAL)/.stamp: $(VENV)/.stamp-test
+	@echo "creating $(LM_EVAL) with lm_eval"
+	@$(PYTHON) -m venv $(LM_EVAL)
+	@cd $(LM_EVAL)/lib/python*/site-packages && ls -d $(CURDIR)/$(VENV)/lib/python*/site-packages > over.pth
+	@$(LM_EVAL)/bin/python -m pip install -q -c constraints.txt lm_eval
 	@touch $@
 
 # The same pins, but for transformers and the two releases that it ties itself to.

@@ -25,6 +25,7 @@ from .protocol import DraftRequest
 from .recorder import Recorder
 from .row import Decision, Link, Row, no_grad, round_stats
 from .target_trees import counts_slots
+from .tree_attention import own_attention
 from .types import Speculation
 
 # What a copy of the cache costs, in reads of it: each entry is read and written once, and lies in another place then.
@@ -126,7 +127,7 @@ class BatchDecoder:
             num_kept = []
             for index, (row, _) in enumerate(self._active):
                 num_kept.append(row.emit(decisions[index]))
-                self.recorder.rounds.append(
+                self.recorder.round(
                     round_stats(
                         row.index,
                         received[index],
@@ -153,12 +154,14 @@ class BatchDecoder:
             Logits of shape `(num_active, 1 + most draft tokens, vocab_size)`.
         """
         width = 1 + max(map(len, speculations))
-        ids, positions, is_token = (torch.zeros((len(speculations), width), dtype=torch.long) for _ in range(3))
+        ids, positions, is_token = (
+            torch.zeros((len(speculations), width), dtype=torch.long, device="cpu") for _ in range(3)
+        )
         for index, ((row, _), speculation) in enumerate(zip(self._active, speculations, strict=True)):
             length = 1 + len(speculation)
-            ids[index, :length] = torch.tensor([int(row.input_ids[0, -1]), *speculation.tokens])
+            ids[index, :length] = torch.tensor([int(row.input_ids[0, -1]), *speculation.tokens], device="cpu")
             # What fills a row up stands where its last token does: no position is beyond what the model knows.
-            positions[index] = row.num_tokens - 1 + torch.arange(width).clamp(max=length - 1)
+            positions[index] = row.num_tokens - 1 + torch.arange(width, device="cpu").clamp(max=length - 1)
             is_token[index, :length] = 1
         device = self._mask.device
         mask = torch.cat([self._mask, is_token.to(device, self._mask.dtype)], dim=1)
@@ -223,11 +226,12 @@ def decodes_together(model: PreTrainedModel, model_kwargs: dict[str, Any]) -> bo
         if key not in _OF_THE_TOKENS
     )
     return (
-        (mask is None or (mask.ndim == 2 and bool((mask.long().diff(dim=1) >= 0).all())))
+        not model.config.is_encoder_decoder
+        and (mask is None or (mask.ndim == 2 and bool((mask.long().diff(dim=1) >= 0).all())))
         and (positions is None or positions.ndim == 2)
         and not has_other_tensors
         and (keeps_everything(cache) or (has_windows(cache) and not hasattr(text_config, "attention_chunk_size")))
         and not counts_slots(model)
-        and text_config._attn_implementation in ("eager", "sdpa")
+        and own_attention(text_config) in ("eager", "sdpa")
         and "position_ids" in inspect.signature(model.forward).parameters
     )

@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from transformers import GenerationConfig, PreTrainedModel, SynthIDTextWatermarkingConfig
+import torch
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, SynthIDTextWatermarkingConfig
 from transformers.cache_utils import (
     Cache,
     DynamicCache,
@@ -14,6 +15,7 @@ from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionCacheLayerMixin,
+    StaticCache,
     StaticLayer,
 )
 from transformers.generation import (
@@ -21,8 +23,11 @@ from transformers.generation import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEMENTATIONS, GenerationMode
+from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
-from .compat import CACHE_KEY, DUMMY_LAYERS
+from .compat import CACHE_KEY, CHECKPOINTING_DROPS_CACHE, DUMMY_LAYERS, MEDIA_KEYS
+from .encoder_inputs import check_encoders, shares_encoder
+from .translation import Translation, check_tokenizers, translation_between
 from .vocabulary import UnsupportedError, check_vocab_sizes
 
 REMEDY = 'Change that, or use `ssd_config={"mode": "ar"}` for plain generation.'
@@ -33,15 +38,36 @@ STATEFUL_PROCESSORS = (SynthIDTextWatermarkLogitsProcessor, UnbatchedClassifierF
 # Families whose forward adds tokens to the input, so that a cache has more entries than there are tokens.
 OWN_PROMPTS = ("cpmant",)
 
+# Families whose decoder takes one token at a time once there is a cache.
+ONE_BY_ONE = ("prophetnet", "xlm-prophetnet")
+
 # What is kept per layer and can be rolled back entry by entry; other layers are of a family's own making.
 KNOWN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, *DUMMY_LAYERS)
 
 
-def check_pair(target: PreTrainedModel, assistant: PreTrainedModel) -> None:
-    """Raises [`UnsupportedError`] unless `assistant` can draft for `target`."""
+def check_pair(
+    target: PreTrainedModel, assistant: PreTrainedModel, tokenizer: Any = None, assistant_tokenizer: Any = None
+) -> Translation | None:
+    """Raises [`UnsupportedError`] unless `assistant` can draft for `target`.
+
+    Args:
+        target: The model whose output is wanted.
+        assistant: The model that drafts.
+        tokenizer: The target's, needed where the assistant has another one.
+        assistant_tokenizer: The assistant's. Without it, it is the target's.
+
+    Returns:
+        The translation between their tokenizers, where these are not the same.
+    """
     check_model("target", target)
     check_model("assistant", assistant)
-    check_vocab_sizes(*(model.config.get_text_config(decoder=True).vocab_size for model in (target, assistant)))
+    check_encoders(target, assistant)
+    sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, assistant)]
+    if assistant_tokenizer is None:
+        check_vocab_sizes(*sizes)
+        return None
+    check_tokenizers(tokenizer, assistant_tokenizer)
+    return translation_between(tokenizer, assistant_tokenizer, *sizes)
 
 
 def check_model(role: str, model: PreTrainedModel) -> None:
@@ -49,11 +75,9 @@ def check_model(role: str, model: PreTrainedModel) -> None:
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedError(f"The {role} must be a transformers model, but got {name}.")
-    if model.config.is_encoder_decoder:
-        _refuse(
-            f"The {role} must be decoder-only, but {name} is an encoder-decoder model, which transformers' own "
-            "assisted generation supports."
-        )
+    owner = generate_owner(type(model))
+    if role == "target" and owner is not GenerationMixin and owner is not WhisperGenerationMixin:
+        _refuse(f"The {role} must generate as transformers' models do, but {name} has a `generate()` of its own.")
     layers = _cache_layers(model)
     if getattr(model, "_is_stateful", False) or any(
         isinstance(each, LinearAttentionCacheLayerMixin) for each in layers
@@ -64,8 +88,16 @@ def check_model(role: str, model: PreTrainedModel) -> None:
         _refuse(f"The {role} must be able to take tokens back, but {name} keeps what it read in {unknown[0]}.")
     if not _takes_cache(model):
         _refuse(f"The {role} must keep what it computed in a cache, but {name} takes none.")
+    if model.config.model_type in ONE_BY_ONE:
+        _refuse(f"The {role} must read several tokens at once, but {name} takes one after the other.")
     if model.config.model_type in OWN_PROMPTS:
         _refuse(f"The {role} must read the tokens it is given, but {name} puts others of its own before them.")
+
+
+def generate_owner(model_class: type[PreTrainedModel]) -> type:
+    """The class of transformers that has the `generate()` of a model class; subclasses elsewhere pass on to it."""
+    owners = [each for each in model_class.__mro__ if "generate" in vars(each)]
+    return next((each for each in owners if each.__module__.startswith("transformers.")), GenerationMixin)
 
 
 def _cache_layers(model: PreTrainedModel) -> list[Any]:
@@ -120,12 +152,44 @@ def check_call(config: GenerationConfig, arguments: dict[str, Any]) -> None:
                 f"`logits_processor` holds {type(processor).__name__}, which remembers tokens that verification takes "
                 "back."
             )
-    if arguments.get("inputs_embeds") is not None:
-        _refuse("`inputs_embeds` has no tokens that the assistant could read; it needs `input_ids`.")
-    if arguments.get("assistant_tokenizer") is not None:
-        _refuse("`assistant_tokenizer` must be None: target and assistant must share a tokenizer.")
     if arguments.get("synced_gpus"):
         _refuse("`synced_gpus` must be False: rounds differ between processes.")
+
+
+def check_encoder_outputs(target: PreTrainedModel, assistant: PreTrainedModel, arguments: dict[str, Any]) -> None:
+    """Raises [`UnsupportedError`] if the assistant's encoder has nothing to read."""
+    if not target.config.is_encoder_decoder or arguments.get("encoder_outputs") is None:
+        return
+    if not shares_encoder(target, assistant):
+        _refuse(
+            f"`encoder_outputs` must be None, as {type(assistant).__name__} has an encoder of its own and they do not "
+            "say what that should read. Pass the encoder's input."
+        )
+
+
+def check_whole_recording(target: PreTrainedModel, arguments: dict[str, Any]) -> None:
+    """Raises [`UnsupportedError`] for a part of a recording, as a folder in `custom_generate` gets it from Whisper."""
+    if generate_owner(type(target)) is not GenerationMixin and arguments.get("inputs") is not None:
+        _refuse(
+            f"`custom_generate` must not be a folder for {type(target).__name__}, which decodes a recording in parts. "
+            "Call `enable_ssd`, or pass what `make_custom_generate` returns."
+        )
+
+
+def check_seeds(seed: int | tuple[int, ...] | None, target: PreTrainedModel) -> None:
+    """Raises [`UnsupportedError`] for seeds of single rows where a call decodes several times."""
+    if isinstance(seed, tuple) and generate_owner(type(target)) is not GenerationMixin:
+        _refuse(
+            f"`seed` must be one number for {type(target).__name__}, which decodes a recording in parts, but got "
+            f"{len(seed)}."
+        )
+
+
+def check_media(target: PreTrainedModel, num_rows: int, arguments: dict[str, Any]) -> None:
+    """Raises [`UnsupportedError`] for images and the like in several rows: which are whose is for the model to know."""
+    given = sorted(name for name in MEDIA_KEYS if arguments.get(name) is not None)
+    if num_rows > 1 and given and not target.config.is_encoder_decoder:
+        _refuse(f"`{given[0]}` must be of one row, but the call has {num_rows}. Generate for one after the other.")
 
 
 def check_batch(num_rows: int, config: GenerationConfig, *, has_cache: bool, has_streamer: bool) -> None:
@@ -142,12 +206,58 @@ def check_batch(num_rows: int, config: GenerationConfig, *, has_cache: bool, has
         _refuse(f"`output_attentions` and `output_hidden_states` must be False for {num_rows} rows.")
 
 
+def check_training(target: PreTrainedModel) -> None:
+    """Raises [`UnsupportedError`] if the target is being trained in a way that leaves it without a cache."""
+    if not (CHECKPOINTING_DROPS_CACHE and target.training):
+        return
+    if any(getattr(module, "gradient_checkpointing", False) for module in target.modules()):
+        _refuse(
+            f"The target must keep what it computed in a cache, but {type(target).__name__} is in training mode with "
+            "gradient checkpointing, which drops it. Call `eval()` on it before."
+        )
+
+
+def check_embeddings(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> None:
+    """Raises [`UnsupportedError`] unless the assistant can read what the target reads as embeddings."""
+    if inputs_embeds is None:
+        return
+    if input_ids is None or input_ids.shape[1] == 0:
+        _refuse("`inputs_embeds` has no tokens that the assistant could read: give it `input_ids` as well.")
+    if input_ids.shape != inputs_embeds.shape[:2]:
+        _refuse(
+            f"`inputs_embeds` must have an embedding for each of `input_ids`, of shape {tuple(input_ids.shape)}, but "
+            f"is of shape {tuple(inputs_embeds.shape)}."
+        )
+
+
+def check_static_cache(model: PreTrainedModel, config: GenerationConfig, prompt_length: int) -> None:
+    """Raises [`UnsupportedError`] if the static cache that a call asks for would lose tokens that may be taken back."""
+    if config.cache_implementation not in ALL_STATIC_CACHE_IMPLEMENTATIONS:
+        return
+    if model.config.is_encoder_decoder:
+        _refuse(
+            f"`cache_implementation` must be unset for {type(model).__name__}, which takes tokens back from dynamic "
+            f'caches only, but got "{config.cache_implementation}".'
+        )
+    max_length = prompt_length + (config.max_new_tokens or config.max_length or 0)
+    # As `generate()` sizes it.
+    known = (getattr(config, "max_cache_len", None), getattr(model, "_previous_max_cache_length", None))
+    length = max(max_length - 1, 1, *(each or 0 for each in known))
+    for layer in StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length).layers:
+        if not layer.is_croppable:
+            _refuse(
+                f'`cache_implementation` must allow taking tokens back, but a "{config.cache_implementation}" one of '
+                f"{length} tokens keeps only the latest {layer.get_max_length()} in some layers of "
+                f"{type(model).__name__}. Leave it unset: a dynamic cache keeps what may be needed."
+            )
+
+
 def check_caches(caches: Iterable[Cache]) -> None:
-    """Raises [`UnsupportedError`] if one of a caller's own caches cannot be rolled back."""
+    """Raises [`UnsupportedError`] if one of the caches cannot be rolled back."""
     for cache in caches:
         for layer in getattr(cache, "layers", ()):
             if not layer.is_croppable:
-                _refuse(f"A cache of your own must allow taking tokens back, but {type(layer).__name__} does not.")
+                _refuse(f"The cache must allow taking tokens back, but {type(layer).__name__} does not.")
 
 
 def _refuse(problem: str) -> NoReturn:

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .compat import CACHE_KEY, extend_model_kwargs, output_cache
+from .decoders import argument
 from .kv_cache import checked_cache, keep_branch, keeps_everything, roll_back, start_recording, stop_recording
 from .protocol import DraftRequest
 from .recorder import Recorder
@@ -38,11 +39,13 @@ class RowDecoder:
         wants = config.return_dict_in_generate
         self.attentions: tuple[Any, ...] | None = () if wants and config.output_attentions else None
         self.hidden_states: tuple[Any, ...] | None = () if wants and config.output_hidden_states else None
+        has_encoder = model.config.is_encoder_decoder
+        self.cross_attentions: tuple[Any, ...] | None = () if has_encoder and self.attentions is not None else None
 
     @cached_property
     def _masks(self) -> Masks:
         """The masks that the target gets for a speculation."""
-        mask = self.model_kwargs.get("attention_mask")
+        mask = self.model_kwargs.get(argument(self.model, "attention_mask"))
         is_plain = (mask is None or mask.ndim == 2) and self.attentions is None
         if not is_plain or not keeps_everything(self.model_kwargs.get(CACHE_KEY)):
             return Masks.OWN
@@ -111,7 +114,7 @@ class RowDecoder:
             self._keep_outputs(outputs, num_emitted)
             self._advance(outputs, num_emitted)
         stats = round_stats(self.row.index, received, speculation, decision, num_emitted, verify.ms, wait.ms)
-        self.recorder.rounds.append(stats)
+        self.recorder.round(stats)
         if isinstance(self.row.streamer, RoundStreamer):
             self.row.streamer.put_round(stats)
 
@@ -122,25 +125,32 @@ class RowDecoder:
             candidate_ids,
             next_sequence_length=len(speculation) + 1,
             is_first_iteration=False,
-            **extend_model_kwargs(self.model_kwargs, len(speculation), candidate_ids.shape[1]),
+            **extend_model_kwargs(
+                self.model_kwargs, len(speculation), candidate_ids.shape[1], self.model.config.is_encoder_decoder
+            ),
         )
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = len(speculation) + 1
         masks = self._masks
         if masks is Masks.TAIL or not speculation.is_chain:
-            inputs = tree_inputs(inputs, speculation, masks, self.model.dtype)
-        with self.model._optimize_model_for_decode(), self._no_grad(), attention_for(self.model, inputs):
+            inputs = tree_inputs(self.model, inputs, speculation, masks)
+        with self.model._optimize_model_for_decode(), self._no_grad(), attention_for(self.model, inputs) as inputs:
             return self.model(**inputs, return_dict=True)
 
     def _keep_outputs(self, outputs: Any, num_emitted: int, is_prefill: bool = False) -> None:
         """Collects hidden states and attentions, one entry per token as from plain decoding."""
         if self.hidden_states is not None:
-            states = outputs.hidden_states
+            states = outputs.get(argument(self.model, "hidden_states"))
             self.hidden_states += (states,) if is_prefill else tuple(
                 tuple(layer[:, i : i + 1] for layer in states) for i in range(num_emitted)
             )  # fmt: skip
+        if self.cross_attentions is not None:
+            weights = outputs.cross_attentions
+            self.cross_attentions += (weights,) if is_prefill else tuple(
+                tuple(layer[:, :, i : i + 1] for layer in weights) for i in range(num_emitted)
+            )  # fmt: skip
         if self.attentions is not None:
-            weights = outputs.attentions
+            weights = outputs.get(argument(self.model, "attentions"))
             if is_prefill or not weights or weights[0] is None:  # as under sdpa, which has none to give
                 self.attentions += (weights,) * num_emitted
                 return
@@ -152,5 +162,8 @@ class RowDecoder:
 
     def _advance(self, outputs: Any, num_emitted: int) -> None:
         self.model_kwargs = self.model._update_model_kwargs_for_generation(
-            outputs, self.model_kwargs, is_encoder_decoder=False, num_new_tokens=num_emitted
+            outputs,
+            self.model_kwargs,
+            is_encoder_decoder=self.model.config.is_encoder_decoder,
+            num_new_tokens=num_emitted,
         )

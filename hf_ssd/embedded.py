@@ -52,7 +52,12 @@ def target_folder() -> Path:
     Raises:
         EmbeddedTargetMissingError: If the package that holds its weights is not installed.
     """
-    return ensure_folder(cache_home() / f"smollm2-135m-instruct-v{FORMAT}", _write_target)
+    return ensure_folder(_target_path(), _write_target)
+
+
+def is_target_folder(name: str) -> bool:
+    """Whether a model's name is the folder of the embedded target."""
+    return Path(name).expanduser().resolve() == _target_path().resolve()
 
 
 def assistant_folder() -> Path:
@@ -107,6 +112,10 @@ def is_complete(folder: Path) -> bool:
         return bool(sizes) and all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def _target_path() -> Path:
+    return cache_home() / f"smollm2-135m-instruct-v{FORMAT}"
 
 
 def _seal(folder: Path) -> None:

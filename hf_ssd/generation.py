@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,16 +16,35 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
-from .checks import REMEDY, check_batch, check_caches, check_call, check_model, check_pair
+from .call_arguments import by_name, call_config, may_sample, num_prompts
+from .checks import (
+    REMEDY,
+    check_batch,
+    check_caches,
+    check_call,
+    check_embeddings,
+    check_encoder_outputs,
+    check_media,
+    check_model,
+    check_pair,
+    check_seeds,
+    check_static_cache,
+    check_training,
+    check_whole_recording,
+    generate_owner,
+)
 from .compat import CACHE_KEY
 from .config import SSDConfig
 from .metrics import SSDStats
+from .monitoring import Monitor
 from .orchestration import SSDCall, SSDGenerateOutput, decode_plainly, decode_speculatively, with_stats
 from .planning import ModePolicy
 from .protocol import SpeculatorError
 from .recorder import Recorder
 from .runtime.pool import start_worker
+from .translation import Translation
 from .vocabulary import UnsupportedError
+from .wrappers import unwrap
 
 logger = logging.get_logger(__name__)
 
@@ -38,6 +57,8 @@ class Attachment:
 
     assistant: PreTrainedModel | None
     config: SSDConfig
+    tokenizer: Any = None
+    assistant_tokenizer: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
         return self  # a copy of the target shares the assistant
@@ -55,10 +76,13 @@ class SSDGenerationMixin(GenerationMixin):
     Without `ssd_config`, and unless `enable_ssd` was called, `generate()` is transformers' own.
 
     Attributes:
-        ssd_stats: Figures of the latest call ([`SSDStats`]), `None` before the first.
+        ssd_stats: Figures of the call that ended last ([`SSDStats`]), `None` before the first. Of calls in several
+            threads `return_dict_in_generate=True` gives each its own.
+        ssd_monitor: Watches all calls ([`Monitor`]), where one was given to `enable_ssd` or set here.
     """
 
     ssd_stats: SSDStats | None = None
+    ssd_monitor: Monitor | None = None
 
     def generate(self, *args: Any, ssd_config: SSDConfigLike = None, **kwargs: Any) -> Any:
         """`generate()` of transformers, by speculative speculative decoding.
@@ -75,37 +99,42 @@ class SSDGenerationMixin(GenerationMixin):
         Raises:
             UnsupportedError: Before the first token, if the models or arguments do not allow it.
         """
-        kwargs = _by_name(args, kwargs)
+        kwargs = by_name(self, args, kwargs)
         attached: Attachment | None = self.__dict__.get("_ssd_attachment")
         is_explicit = ssd_config is not None
         if kwargs.get("custom_generate") is not None or not (is_explicit or attached):
             return super().generate(**kwargs)
         config = SSDConfig.of(ssd_config) if is_explicit or attached is None else attached.config
-        assistant = kwargs.get("assistant_model") or (attached.assistant if attached else None)
+        given = kwargs.get("assistant_model")
+        assistant = unwrap(given) if given is not None else attached.assistant if attached else None
         if config.mode != "auto":
-            return self._generate_in_mode(config, assistant, kwargs, is_explicit=is_explicit)
+            return self._generate_in_mode(config, assistant, kwargs, is_explicit=is_explicit)[0]
         policy = _POLICIES.setdefault(self, {}).setdefault(id(assistant), ModePolicy())
         kind = _kind_of_call(self, kwargs)
         mode = policy.choose(kind)
-        output = self._generate_in_mode(replace(config, mode=mode), assistant, kwargs, is_explicit=is_explicit)
-        if self.ssd_stats is not None and self.ssd_stats.mode == mode:
-            change = policy.learn(kind, mode, self.ssd_stats.num_tokens, self.ssd_stats.duration_s)
+        output, stats = self._generate_in_mode(replace(config, mode=mode), assistant, kwargs, is_explicit=is_explicit)
+        if stats.mode == mode:
+            change = policy.learn(kind, mode, stats.num_tokens, stats.duration_s)
             if change is not None:
                 logger.info(f'mode="auto" for {kind[0]} row(s): {change}.')
+                if self.ssd_monitor is not None:
+                    self.ssd_monitor.on_switch(f"{kind[0]} row(s): {change}")
         return output
 
     def _generate_in_mode(
         self, config: SSDConfig, assistant: PreTrainedModel | None, kwargs: dict[str, Any], *, is_explicit: bool
-    ) -> Any:
+    ) -> tuple[Any, SSDStats]:
+        """The output and the figures of this very call: on the model there may already be those of another thread's."""
         is_ar = config.mode == "ar"
+        tokenizers = self._tokenizers(assistant, kwargs)
         if is_ar:
-            assistant, kwargs = None, {**kwargs, "assistant_model": None}
+            assistant, kwargs = None, {**kwargs, "assistant_model": None, "assistant_tokenizer": None}
             # Under the coupled rule a seed gives the same tokens in every mode, so this one has to add the noise too.
             is_as_drawn = config.rule != "coupled" and config.seed is None
-            if is_as_drawn or not _generation_config(self, kwargs).do_sample:
+            if is_as_drawn or not may_sample(self, kwargs):
                 return self._generate_plainly(kwargs)
         try:
-            _check(self, assistant, config, kwargs)
+            translation = _check(self, assistant, config, kwargs, tokenizers)
         except UnsupportedError as error:
             problem = str(error).removesuffix(REMEDY)
             if is_ar and config.seed is not None:
@@ -116,28 +145,65 @@ class SSDGenerationMixin(GenerationMixin):
             what = f"draws as transformers does. {problem}" if is_ar else f"runs without SSD. {error}"
             logger.warning_once(f"This call {what}")
             return self._generate_plainly(kwargs)
-        call = SSDCall(assistant, config, Recorder(config.mode, config.trace))
-        output = super().generate(**{**kwargs, "assistant_model": call})
-        self.ssd_stats = call.recorder.close()
-        return with_stats(output, self.ssd_stats)
+        recorder = self._recorder(config.mode, config.trace)
+        call = SSDCall(assistant, config, recorder, translation)
+        if generate_owner(type(self)) is GenerationMixin:
+            output = super().generate(**{**kwargs, "assistant_model": call, "assistant_tokenizer": None})
+        else:
+            # Whisper's changes what is generated when it gets an assistant. So it gets none, and comes to `_sample`.
+            of_assistant = ("assistant_model", "assistant_tokenizer")
+            others = {name: value for name, value in kwargs.items() if name not in of_assistant}
+            with _running(_Running(self, call)):
+                output = super().generate(**others)
+        return self._finish(output, recorder)
 
-    def _generate_plainly(self, kwargs: dict[str, Any]) -> Any:
-        recorder = Recorder("ar")
-        eos_token_id = _generation_config(self, kwargs).eos_token_id
-        output = decode_plainly(super().generate, kwargs, recorder, eos_token_id)
-        self.ssd_stats = recorder.close()
-        return with_stats(output, self.ssd_stats)
+    def _tokenizers(self, assistant: PreTrainedModel | None, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """The target's and the assistant's: the call's own, or those that `enable_ssd` was given with the assistant."""
+        attached: Attachment | None = self.__dict__.get("_ssd_attachment")
+        tokenizer, assistant_tokenizer = kwargs.get("tokenizer"), kwargs.get("assistant_tokenizer")
+        if attached is not None:
+            tokenizer = tokenizer or attached.tokenizer
+            if assistant is attached.assistant:
+                assistant_tokenizer = assistant_tokenizer or attached.assistant_tokenizer
+        return tokenizer, assistant_tokenizer
+
+    def _generate_plainly(self, kwargs: dict[str, Any]) -> tuple[Any, SSDStats]:
+        recorder = self._recorder("ar")
+        eos_token_id = call_config(self, kwargs).eos_token_id
+        if kwargs.get("assistant_model") is None:
+            kwargs = {name: value for name, value in kwargs.items() if name != "assistant_model"}
+        with _running(None):
+            output = decode_plainly(super().generate, kwargs, recorder, eos_token_id)
+        return self._finish(output, recorder)
+
+    def _recorder(self, mode: str, trace: bool = False) -> Recorder:
+        monitor = self.ssd_monitor
+        return Recorder(mode, trace) if monitor is None else Recorder(mode, trace, monitor.on_round)
+
+    def _finish(self, output: Any, recorder: Recorder) -> tuple[Any, SSDStats]:
+        self.ssd_stats = stats = recorder.close()
+        if self.ssd_monitor is not None:
+            self.ssd_monitor.on_call(stats)
+        return with_stats(output, stats), stats
 
     # `generate()` prepares everything (special tokens, masks, caches, processors, stopping) and then comes here.
     def _assisted_decoding(
         self, input_ids: torch.LongTensor, *, assistant_model: Any = None, inputs_tensor: Any = None, **kwargs: Any
     ) -> Any:
         if isinstance(assistant_model, SSDCall):
-            return decode_speculatively(self, input_ids, call=assistant_model, **kwargs)
+            return decode_speculatively(self, input_ids, call=assistant_model, inputs_tensor=inputs_tensor, **kwargs)
         # Prompt lookup, early exit, multi-token prediction, and transformers' own assisted generation.
         return super()._assisted_decoding(
             input_ids, assistant_model=assistant_model, inputs_tensor=inputs_tensor, **kwargs
         )
+
+    # The same for models whose `generate()` calls the library's several times. The names are read by `generate()`.
+    def _sample(self, input_ids: torch.LongTensor, *, inputs_tensor: Any = None, **kwargs: Any) -> Any:
+        running = _RUNNING.get()
+        if running is None or running.model is not self:
+            return super()._sample(input_ids, **kwargs)
+        with _running(None):  # a streamer or a criterion may generate too
+            return decode_speculatively(self, input_ids, call=running.call, inputs_tensor=inputs_tensor, **kwargs)
 
     def _validate_generation_mode(
         self, generation_mode: Any, generation_config: GenerationConfig, generation_mode_kwargs: dict[str, Any]
@@ -148,17 +214,27 @@ class SSDGenerationMixin(GenerationMixin):
 
 
 def enable_ssd(
-    model: PreTrainedModel, assistant_model: PreTrainedModel | None = None, ssd_config: SSDConfigLike = None
+    model: PreTrainedModel,
+    assistant_model: PreTrainedModel | None = None,
+    ssd_config: SSDConfigLike = None,
+    *,
+    tokenizer: Any = None,
+    assistant_tokenizer: Any = None,
+    monitor: Monitor | None = None,
 ) -> PreTrainedModel:
     """Makes plain `model.generate()` use SSD, wherever it is called from.
 
     Effects: changes the class of this instance to one that looks the same, so that `save_pretrained` and pipelines do
     not notice. Starts the assistant's process (or thread) in the background. Calling it again replaces the settings.
+    Of a wrapped model (`torch.compile`, PEFT) it is the model inside that is changed.
 
     Args:
         model: The target.
         assistant_model: The assistant; it may stay out when the model is already enabled, or for mode `"ar"`.
         ssd_config: Settings, as an [`SSDConfig`] or a dict of its fields.
+        tokenizer: The target's, needed with `assistant_tokenizer`.
+        assistant_tokenizer: The assistant's, where it has another one than the target. Later calls need neither.
+        monitor: Watches the calls of this model, and of others that it is given to.
 
     Returns:
         `model` itself.
@@ -169,20 +245,26 @@ def enable_ssd(
         InsufficientMemoryError: If the assistant does not fit there.
     """
     config = SSDConfig.of(ssd_config)
-    attached: Attachment | None = model.__dict__.get("_ssd_attachment")
-    assistant = assistant_model if assistant_model is not None else attached.assistant if attached else None
+    target = unwrap(model)
+    attached: Attachment | None = target.__dict__.get("_ssd_attachment")
+    assistant = unwrap(assistant_model) if assistant_model is not None else attached.assistant if attached else None
+    if attached is not None and assistant is attached.assistant:
+        tokenizer = tokenizer or attached.tokenizer
+        assistant_tokenizer = assistant_tokenizer or attached.assistant_tokenizer
     if config.mode != "ar":
         if assistant is None:
             raise ValueError(
-                "`assistant_model` must be given, but got None. Pass a small model of the same tokenizer, or "
+                "`assistant_model` must be given, but got None. Pass a small model, best of the same tokenizer, or "
                 '`mode="ar"`.'
             )
-        check_pair(model, assistant)
+        check_pair(target, assistant, tokenizer, assistant_tokenizer)
         if config.backend != "inline":
             with contextlib.suppress(SpeculatorError):  # the first call says why, and what it does instead
-                start_worker(assistant, model, config)
-    _mix_in(model)
-    model.__dict__["_ssd_attachment"] = Attachment(assistant, config)
+                start_worker(assistant, target, config)
+    _mix_in(target)
+    target.__dict__["_ssd_attachment"] = Attachment(assistant, config, tokenizer, assistant_tokenizer)
+    if monitor is not None:
+        target.__dict__["ssd_monitor"] = monitor
     return model
 
 
@@ -191,39 +273,54 @@ def disable_ssd(model: PreTrainedModel) -> PreTrainedModel:
 
     The assistant's process (or thread) stays for later calls; it ends with the assistant.
     """
-    model.__dict__.pop("_ssd_attachment", None)
-    model.__dict__.pop("ssd_stats", None)
-    _mix_out(model)
+    target = unwrap(model)
+    target.__dict__.pop("_ssd_attachment", None)
+    for name in _CALL_STATE:
+        target.__dict__.pop(name, None)
+    _mix_out(target)
     return model
 
 
 def make_custom_generate(
-    assistant_model: PreTrainedModel, ssd_config: SSDConfigLike = None, *, streamer: Any = None
+    assistant_model: PreTrainedModel,
+    ssd_config: SSDConfigLike = None,
+    *,
+    streamer: Any = None,
+    tokenizer: Any = None,
+    assistant_tokenizer: Any = None,
 ) -> Callable[..., Any]:
     """A callable for `model.generate(..., custom_generate=...)`, on any model.
 
-    transformers hands such a callable neither assistant nor streamer, so they are given here.
+    transformers hands such a callable neither assistant, tokenizers nor streamer, so they are given here.
 
     Args:
         assistant_model: The assistant.
         ssd_config: Settings, as an [`SSDConfig`] or a dict of its fields.
         streamer: Gets the tokens. Give it to `generate()` too where it should see the prompt.
+        tokenizer: The target's, needed with `assistant_tokenizer`.
+        assistant_tokenizer: The assistant's, where it has another one than the target.
     """
     config = SSDConfig.of(ssd_config)
+    assistant = unwrap(assistant_model)
     if config.mode == "auto":
         raise ValueError(
             '`mode` must be "ssd", "sd" or "ar" here, but got "auto", which remembers calls. Use enable_ssd.'
         )
 
-    def ssd(model: PreTrainedModel, input_ids: torch.LongTensor, **kwargs: Any) -> Any:
+    def ssd(model: PreTrainedModel, input_ids: torch.LongTensor, inputs_tensor: Any = None, **kwargs: Any) -> Any:
         check_model("target", model)
+        check_training(model)
+        translation = None
         if config.mode != "ar":
-            check_pair(model, assistant_model)
+            translation = check_pair(model, assistant, tokenizer, assistant_tokenizer)
         check_call(kwargs["generation_config"], kwargs)
-        call = SSDCall(assistant_model, config, Recorder(config.mode, config.trace))
-        output = decode_speculatively(model, input_ids, call=call, streamer=streamer, **kwargs)
-        model.ssd_stats = call.recorder.close()
-        return with_stats(output, model.ssd_stats)
+        check_embeddings(input_ids, kwargs.get("inputs_embeds"))
+        call = SSDCall(assistant, config, Recorder(config.mode, config.trace), translation)
+        output = decode_speculatively(
+            model, input_ids, call=call, streamer=streamer, inputs_tensor=inputs_tensor, **kwargs
+        )
+        stats = model.ssd_stats = call.recorder.close()
+        return with_stats(output, stats)
 
     return ssd
 
@@ -238,6 +335,7 @@ def generate_with_ssd(model: PreTrainedModel, **kwargs: Any) -> Any:
 
     Without `ssd_config` it takes what `enable_ssd` left on the model, or else the defaults.
     """
+    model = unwrap(model)
     if kwargs.get("ssd_config") is None and "_ssd_attachment" not in model.__dict__:
         kwargs["ssd_config"] = SSDConfig()
     with _mixed_in(model):
@@ -245,24 +343,40 @@ def generate_with_ssd(model: PreTrainedModel, **kwargs: Any) -> Any:
 
 
 def _check(
-    model: PreTrainedModel, assistant: PreTrainedModel | None, config: SSDConfig, kwargs: dict[str, Any]
-) -> None:
+    model: PreTrainedModel,
+    assistant: PreTrainedModel | None,
+    config: SSDConfig,
+    kwargs: dict[str, Any],
+    tokenizers: tuple[Any, Any],
+) -> Translation | None:
+    """Raises [`UnsupportedError`] for what cannot be decoded; otherwise the translation between the two tokenizers."""
     if assistant is None and config.mode != "ar":
         raise UnsupportedError(
             f'`assistant_model` must be given for mode "{config.mode}", but got None. Pass one, or use mode "ar".'
         )
     check_model("target", model)
+    check_training(model)
+    translation = None if assistant is None else check_pair(model, assistant, *tokenizers)
     if assistant is not None:
-        check_pair(model, assistant)
-    generation_config = _generation_config(model, kwargs)
+        check_encoder_outputs(model, assistant, kwargs)
+    generation_config = call_config(model, kwargs)
     check_call(generation_config, kwargs)
+    check_seeds(config.seed, model)
+    check_whole_recording(model, kwargs)
     input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
-    if input_ids is not None:
+    check_embeddings(input_ids, kwargs.get("inputs_embeds"))
+    check_static_cache(model, generation_config, 0 if input_ids is None else input_ids.shape[1])
+    num_inputs = num_prompts(model, kwargs)
+    if num_inputs is not None:
         caches = [kwargs[name] for name in {CACHE_KEY, "past_key_values"} if kwargs.get(name) is not None]
         check_caches(caches)
-        num_rows = input_ids.shape[0] * (generation_config.num_return_sequences or 1)
+        num_rows = num_inputs * (generation_config.num_return_sequences or 1)
+        if kwargs.get("return_token_timestamps"):  # which Whisper reads off attentions
+            generation_config.return_dict_in_generate = generation_config.output_attentions = True
         has_streamer = kwargs.get("streamer") is not None
         check_batch(num_rows, generation_config, has_cache=bool(caches), has_streamer=has_streamer)
+        check_media(model, num_rows, kwargs)
+    return translation
 
 
 # By target and assistant: what calls with mode "auto" have shown.
@@ -271,38 +385,41 @@ _POLICIES: weakref.WeakKeyDictionary[PreTrainedModel, dict[int, ModePolicy]] = w
 
 def _kind_of_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[int, bool]:
     """What the fastest mode may depend on: the number of rows, and whether tokens are sampled."""
-    config = _generation_config(model, kwargs)
-    input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
-    num_prompts = 1 if input_ids is None else len(input_ids)
-    return num_prompts * (config.num_return_sequences or 1), bool(config.do_sample)
+    config = call_config(model, kwargs)
+    return (num_prompts(model, kwargs) or 1) * (config.num_return_sequences or 1), may_sample(model, kwargs)
 
 
-def _generation_config(model: PreTrainedModel, kwargs: dict[str, Any]) -> GenerationConfig:
-    """The call's generation config, its keyword arguments merged in."""
-    overrides = {key: value for key, value in kwargs.items() if key not in _GENERATE_PARAMETERS}
-    config: GenerationConfig = model._prepare_generation_config(kwargs.get("generation_config"), **overrides)[0]
-    return config
+# The call that a model's own `generate()` runs in, in this thread.
 
 
-_GENERATE_SIGNATURE = inspect.signature(GenerationMixin.generate)
-_GENERATE_PARAMETERS = frozenset(_GENERATE_SIGNATURE.parameters)
+@dataclass(frozen=True)
+class _Running:
+    model: PreTrainedModel
+    call: SSDCall
 
 
-def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    arguments = _GENERATE_SIGNATURE.bind_partial(None, *args, **kwargs).arguments
-    del arguments["self"]
-    others = arguments.pop("kwargs", {})
-    return {**arguments, **others}
+_RUNNING: ContextVar[_Running | None] = ContextVar("hf_ssd_running", default=None)
+
+
+@contextlib.contextmanager
+def _running(running: _Running | None) -> Iterator[None]:
+    token = _RUNNING.set(running)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
 
 
 # Mixing in: a subclass per model class, which passes for it.
+
+_CALL_STATE = ("ssd_stats", "ssd_monitor")
 
 
 @cache
 def _ssd_class(base: type[PreTrainedModel]) -> type[PreTrainedModel]:
     def reduce(self: PreTrainedModel, protocol: int) -> Any:
         # Pickles and copies are of the class itself: the subclass cannot be found by its name.
-        state = {key: value for key, value in self.__dict__.items() if key not in ("_ssd_attachment", "ssd_stats")}
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_ssd_attachment", *_CALL_STATE)}
         return object.__new__, (base,), state
 
     mixed = type(base.__name__, (SSDGenerationMixin, base), {"__reduce_ex__": reduce, "_ssd_base": base})

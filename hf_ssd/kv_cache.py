@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
+from .decoders import self_attention_cache
+
 
 def checked_cache(cache: Cache | None, model: object) -> Cache:
     """The cache of a model after its prefill.
@@ -32,7 +34,7 @@ def start_recording(cache: Cache) -> None:
 
 def stop_recording(cache: Cache) -> None:
     """Undoes `start_recording`, for a cache that is handed back to the caller."""
-    for layer in cache.layers:
+    for layer in self_attention_cache(cache).layers:
         if hasattr(layer, "record_past"):
             layer.record_past = False
 
@@ -55,7 +57,7 @@ def keep_branch(cache: Cache, num_prefix: int, slots: Sequence[int]) -> None:
     end = num_prefix + len(slots)
     is_in_place = list(slots) == list(range(num_prefix, end))
     index = None
-    for layer in cache.layers:
+    for layer in self_attention_cache(cache).layers:
         if layer.keys is None:
             continue
         if not is_in_place:
@@ -72,14 +74,25 @@ def keep_branch(cache: Cache, num_prefix: int, slots: Sequence[int]) -> None:
 
 
 def keeps_everything(cache: Cache | None) -> bool:
-    """Whether entries stay until they are taken back: windows, fixed sizes and states give some up."""
-    return cache is None or all(type(layer) is DynamicLayer for layer in cache.layers)
+    """Whether entries stay until they are taken back, and where they are: windows, fixed sizes and states give some up.
+
+    Those of an offloaded cache are on their way to another device while nobody looks, so they may be cut, not moved.
+    """
+    if cache is None:
+        return True
+    layers = self_attention_cache(cache).layers
+    return not _is_offloaded(cache) and all(type(layer) is DynamicLayer for layer in layers)
 
 
 def has_windows(cache: Cache | None) -> bool:
     """Whether layers keep everything, or the latest entries of it."""
-    kinds = set() if cache is None else {type(layer) for layer in cache.layers}
+    is_empty = cache is None or _is_offloaded(cache)
+    kinds = set() if is_empty else {type(layer) for layer in self_attention_cache(cache).layers}
     return DynamicSlidingWindowLayer in kinds and kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
+
+
+def _is_offloaded(cache: Cache) -> bool:
+    return getattr(cache, "offloading", False)
 
 
 def open_windows(cache: Cache) -> None:

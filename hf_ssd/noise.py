@@ -74,7 +74,9 @@ class GumbelNoise:
 
     def _position_keys(self, positions: Sequence[int], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         first, second = (
-            torch.tensor([_signed(_mix(position * 0x9E3779B9 + key)) for position in positions], dtype=torch.int32)
+            torch.tensor(
+                [_signed(_mix(position * 0x9E3779B9 + key)) for position in positions], dtype=torch.int32, device="cpu"
+            )
             for key in self._keys
         )
         return first.to(device), second.to(device)

@@ -10,24 +10,30 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.logits_process import WhisperNoSpeechDetection
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from .batch_decoding import BatchDecoder, decodes_together
-from .checks import check_batch
+from .checks import check_batch, check_caches
 from .compat import CACHE_KEY
 from .config import SSDConfig
+from .decoders import argument
 from .decoding import RowDecoder
+from .encoder_inputs import ENCODER_PROCESSORS, NoSpeech, OneEncoderRow, encoder_inputs, row_of
 from .metrics import SSDStats
 from .noise import derive_seed
-from .protocol import DraftRequest, Speculator
+from .protocol import DraftRequest, EncoderInputs, Speculator
 from .recorder import Recorder
 from .row import Link, Row
+from .runtime.cpu_threads import set_own_threads
 from .runtime.placement import available_cores, split_threads
 from .runtime.pool import speculator_for
 from .sampling import with_temperature
+from .translation import Translation
+from .vocabulary import placeholder_tokens
 
 logger = logging.get_logger(__name__)
 
@@ -39,6 +45,13 @@ class SSDGenerateOutput(GenerateDecoderOnlyOutput):
     ssd_stats: SSDStats | None = None
 
 
+@dataclass
+class SSDGenerateEncoderDecoderOutput(GenerateEncoderDecoderOutput):
+    """`GenerateEncoderDecoderOutput` with the call's figures in `ssd_stats`."""
+
+    ssd_stats: SSDStats | None = None
+
+
 @dataclass(frozen=True)
 class SSDCall:
     """Stands in `generate()` where the assistant would, so that nothing about a call is kept on the model."""
@@ -46,6 +59,7 @@ class SSDCall:
     assistant: PreTrainedModel | None
     config: SSDConfig
     recorder: Recorder
+    translation: Translation | None = None
 
 
 def decode_speculatively(
@@ -59,6 +73,7 @@ def decode_speculatively(
     streamer: BaseStreamer | None = None,
     synced_gpus: bool = False,
     tokenizer: Any = None,
+    inputs_tensor: torch.Tensor | None = None,
     **model_kwargs: Any,
 ) -> Any:
     """Decodes a batch, its rows together where the target allows that.
@@ -66,18 +81,22 @@ def decode_speculatively(
     The arguments are those that `generate()` prepares for a decoding method.
 
     Returns:
-        Token ids of shape `(batch_size, sequence_length)`, or a `GenerateDecoderOnlyOutput`.
+        Token ids of shape `(batch_size, sequence_length)`, or a `GenerateDecoderOnlyOutput` (with an encoder a
+        `GenerateEncoderDecoderOutput`).
     """
     num_rows, recorder = input_ids.shape[0], call.recorder
     decoder: RowDecoder | None = None
     try:
         has_cache = getattr(model_kwargs.get(CACHE_KEY), "_is_user_defined", False)
-        seeds = _row_seeds(call.config.seed, num_rows) if generation_config.do_sample else [0] * num_rows
+        samples = generation_config.do_sample
+        seeds = _row_seeds(call.config.seed, num_rows, recorder.num_rows) if samples else [0] * num_rows
         check_batch(num_rows, generation_config, has_cache=has_cache, has_streamer=streamer is not None)
+        if call.config.mode != "ar" and model_kwargs.get(CACHE_KEY) is not None:
+            check_caches([model_kwargs[CACHE_KEY]])
         rows = [
             Row(
                 input_ids[index : index + 1],
-                num_padding=_count_padding(model_kwargs.get("attention_mask"), input_ids, index),
+                num_padding=_count_padding(model_kwargs.get(argument(model, "attention_mask")), input_ids, index),
                 generation_config=generation_config,
                 logits_processor=logits_processor,
                 stopping_criteria=stopping_criteria,
@@ -102,22 +121,49 @@ def decode_speculatively(
                     Link(None if speculator is None else speculator.another(), recorder, restore_threads) for _ in rows
                 ]
                 requests = [
-                    draft_request(model, row, call.config, takes_trees=False, num_rows=num_rows) for row in rows
+                    draft_request(
+                        model, row, call.config, takes_trees=False, num_rows=num_rows, translation=call.translation
+                    )
+                    for row in rows
                 ]
                 BatchDecoder(model, rows, model_kwargs=model_kwargs, recorder=recorder).run(links, requests)
             else:
+                no_speech = NoSpeech(logits_processor)
                 for row in rows:
                     row_kwargs = _row_kwargs(model, model_kwargs, generation_config, row.index, num_rows)
-                    decoder = RowDecoder(model, row, model_kwargs=row_kwargs, recorder=recorder)
-                    # Not asked where no tree is wanted: it takes a forward or two.
-                    takes_trees = call.config.max_tree_tokens > 0 and call.config.mode != "ar" and decoder.takes_trees
-                    request = draft_request(model, row, call.config, takes_trees=takes_trees)
-                    decoder.run(Link(None if recorder.degraded else speculator, recorder, restore_threads), request)
+                    link = Link(None if recorder.degraded else speculator, recorder, restore_threads)
+                    decoder = _decode_row(model, row, call, link, row_kwargs, inputs_tensor)
+                    no_speech.keep(row.index)
+                no_speech.restore()
     finally:
         # Also when something was raised: whoever reads the stream must not wait for ever.
         if streamer is not None:
             streamer.end()
-    return _gather(rows, decoder if num_rows == 1 else None, generation_config)
+    recorder.num_rows += num_rows
+    output = _gather(rows, decoder if num_rows == 1 else None, generation_config)
+    if model.config.is_encoder_decoder and generation_config.return_dict_in_generate:
+        return _of_encoder_decoder(output, decoder if num_rows == 1 else None)
+    return output
+
+
+def _decode_row(
+    model: PreTrainedModel,
+    row: Row,
+    call: SSDCall,
+    link: Link,
+    model_kwargs: dict[str, Any],
+    inputs_tensor: torch.Tensor | None,
+) -> RowDecoder:
+    """Decodes a row by itself. Returns what did it, which may hold more for the output."""
+    decoder = RowDecoder(model, row, model_kwargs=model_kwargs, recorder=call.recorder)
+    # Not asked where no tree is wanted: it takes a forward or two.
+    takes_trees = call.config.max_tree_tokens > 0 and call.config.mode != "ar" and decoder.takes_trees
+    encoder = encoder_inputs(model, call.assistant, inputs_tensor, model_kwargs, row.index, row.num_rows)
+    request = draft_request(
+        model, row, call.config, takes_trees=takes_trees, encoder=encoder, translation=call.translation
+    )
+    decoder.run(link, request)
+    return decoder
 
 
 def decode_plainly(
@@ -131,9 +177,11 @@ def decode_plainly(
 
 def with_stats(output: Any, stats: SSDStats) -> Any:
     """The output of `generate()` with `ssd_stats` on it, where it is a dict."""
-    if type(output) is not GenerateDecoderOnlyOutput:
-        return output
-    return SSDGenerateOutput(**output, ssd_stats=stats)
+    if type(output) is GenerateDecoderOnlyOutput:
+        return SSDGenerateOutput(**output, ssd_stats=stats)
+    if type(output) is GenerateEncoderDecoderOutput:
+        return SSDGenerateEncoderDecoderOutput(**output, ssd_stats=stats)
+    return output
 
 
 class _Observer(StoppingCriteria):
@@ -141,13 +189,17 @@ class _Observer(StoppingCriteria):
 
     def __init__(self, recorder: Recorder, eos_token_id: int | list[int] | None) -> None:
         self.recorder = recorder
-        self._eos = torch.tensor([] if eos_token_id is None else eos_token_id, dtype=torch.long).flatten()
+        self._eos = torch.tensor([] if eos_token_id is None else eos_token_id, dtype=torch.long, device="cpu").flatten()
         self._is_running: torch.Tensor | None = None
+        self._length = 0
 
     def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         stops_nothing = torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-        if self._is_running is None:
+        # A call may decode several times, as Whisper's does for the parts of a long recording.
+        is_next = self._is_running is not None and len(self._is_running) == len(stops_nothing)
+        if self._is_running is None or not is_next or input_ids.shape[1] != self._length + 1:
             self._is_running = ~stops_nothing
+        self._length = input_ids.shape[1]
         for _ in range(int(self._is_running.sum())):
             self.recorder.token()
         self._is_running = self._is_running & ~torch.isin(input_ids[:, -1], self._eos.to(input_ids.device))
@@ -160,10 +212,10 @@ def _threads(num_threads: int | None) -> Iterator[Callable[[], None]]:
     before = torch.get_num_threads()
 
     def restore() -> None:
-        torch.set_num_threads(before)
+        set_own_threads(before)
 
     if num_threads is not None:
-        torch.set_num_threads(num_threads)
+        set_own_threads(num_threads)
     try:
         yield restore
     finally:
@@ -188,7 +240,14 @@ def _target_threads(config: SSDConfig, speculator: Speculator | None) -> int | N
 
 
 def draft_request(
-    model: PreTrainedModel, row: Row, config: SSDConfig, *, takes_trees: bool, num_rows: int = 1
+    model: PreTrainedModel,
+    row: Row,
+    config: SSDConfig,
+    *,
+    takes_trees: bool,
+    num_rows: int = 1,
+    encoder: EncoderInputs | None = None,
+    translation: Translation | None = None,
 ) -> DraftRequest:
     """What a speculator needs to draft for a row that has not begun.
 
@@ -198,9 +257,13 @@ def draft_request(
         config: Settings of the call.
         takes_trees: Whether the row's speculations may be trees.
         num_rows: Rows that are decoded together with it, itself included.
+        encoder: What the assistant reads beside tokens.
+        translation: Between the tokenizers, where the assistant has one of its own.
     """
     do_sample = bool(row.config.do_sample)
-    processors = [_for_one_row(processor, row.index) for processor in row.processors]
+    # The detection of silence changes no scores, and holds the target.
+    own = [each for each in row.processors if not isinstance(each, WhisperNoSpeechDetection)]
+    processors = [_for_one_row(processor, row.index, row.num_rows) for processor in own]
     if do_sample and config.assistant_temperature is not None:
         processors = with_temperature(processors, config.assistant_temperature)
     return DraftRequest(
@@ -214,11 +277,16 @@ def draft_request(
         seed=row.seed,
         config=config,
         num_rows=num_rows,
+        encoder=encoder,
+        placeholders=placeholder_tokens(model.config),
+        translation=translation,
     )
 
 
-def _for_one_row(processor: Any, index: int) -> Any:
+def _for_one_row(processor: Any, index: int, num_rows: int) -> Any:
     """A processor that knows the batch as one that takes any number of prefixes of one row, as drafting has them."""
+    if isinstance(processor, ENCODER_PROCESSORS):
+        return OneEncoderRow(processor, index, num_rows)
     # The repetition penalty of recent versions: padding of each row.
     num_ignored = getattr(processor, "prompt_ignore_length", None)
     if not isinstance(num_ignored, torch.Tensor):
@@ -235,12 +303,13 @@ def _count_padding(mask: torch.Tensor | None, input_ids: torch.Tensor, row: int)
     return int((mask[row].cumsum(0) == 0).sum())
 
 
-def _row_seeds(seed: int | tuple[int, ...] | None, num_rows: int) -> list[int]:
+def _row_seeds(seed: int | tuple[int, ...] | None, num_rows: int, first_row: int = 0) -> list[int]:
+    """Seeds of the rows. `first_row` counts those that the call has decoded before, as Whisper's does in parts."""
     if seed is None:
         # From the default generator, so that `torch.manual_seed` reproduces a call and the next call differs.
-        return torch.randint(2**62, (num_rows,)).tolist()
+        return torch.randint(2**62, (num_rows,), device="cpu").tolist()
     if isinstance(seed, int):
-        return [derive_seed(seed, row) for row in range(num_rows)]
+        return [derive_seed(seed, first_row + row) for row in range(num_rows)]
     if len(seed) != num_rows:
         raise ValueError(
             f"`seed` must be one number, or one for each of the {num_rows} rows (`num_return_sequences` counted), but "
@@ -259,6 +328,11 @@ def _row_kwargs(
     for name, value in model_kwargs.items():
         is_batched = isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape[0] == num_rows
         sliced[name] = value[row : row + 1] if is_batched else value
+    positions = model_kwargs.get("position_ids")
+    if isinstance(positions, torch.Tensor) and positions.ndim == 3:  # of several dimensions, which come first
+        sliced["position_ids"] = positions[:, row : row + 1]
+    if model.config.is_encoder_decoder:
+        sliced["encoder_outputs"] = row_of(model_kwargs["encoder_outputs"], row)
     sliced.pop(CACHE_KEY, None)
     config = copy.copy(config)
     config.num_return_sequences = 1
@@ -294,6 +368,20 @@ def _gather(rows: list[Row], single: RowDecoder | None, config: GenerationConfig
         hidden_states=single.hidden_states if single else None,
         **{CACHE_KEY: single.model_kwargs.get(CACHE_KEY) if single else None},
     )
+
+
+def _of_encoder_decoder(output: GenerateDecoderOnlyOutput, single: RowDecoder | None) -> GenerateEncoderDecoderOutput:
+    """The same as an encoder-decoder model's output. What is only collected for single rows is in `single`."""
+    fields = {name: value for name, value in output.items() if name not in ("attentions", "hidden_states")}
+    if single is not None:
+        encoder = single.model_kwargs["encoder_outputs"]
+        fields["decoder_attentions"], fields["decoder_hidden_states"] = single.attentions, single.hidden_states
+        fields["cross_attentions"] = single.cross_attentions
+        if single.attentions is not None:
+            fields["encoder_attentions"] = encoder.get("attentions")
+        if single.hidden_states is not None:
+            fields["encoder_hidden_states"] = encoder.get("hidden_states")
+    return GenerateEncoderDecoderOutput(**fields)
 
 
 def _stack(rows: list[tuple[torch.Tensor, ...] | None]) -> tuple[torch.Tensor, ...] | None:

@@ -22,7 +22,8 @@ from .runtime.placement import (
     normalize_device,
     target_devices,
 )
-from .vocabulary import check_vocab_sizes, check_vocabularies
+from .translation import translation_between
+from .vocabulary import check_vocab_sizes
 
 logger = logging.get_logger(__name__)
 
@@ -30,12 +31,20 @@ logger = logging.get_logger(__name__)
 SOURCE_ARGUMENTS = ("cache_dir", "force_download", "gguf_file", "local_files_only", "revision", "subfolder", "token")
 
 
-class Pair(NamedTuple):
-    """A target with its assistant and tokenizer: `target, assistant, tokenizer = embedded_pair()`."""
-
+class _PairFields(NamedTuple):
     target: PreTrainedModel
     assistant: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+
+
+class Pair(_PairFields):
+    """A target with its assistant and tokenizer: `target, assistant, tokenizer = embedded_pair()`.
+
+    Attributes:
+        assistant_tokenizer: The assistant's, where it has another one than the target.
+    """
+
+    assistant_tokenizer: PreTrainedTokenizerBase | None = None
 
 
 def embedded_pair(
@@ -77,7 +86,7 @@ def load_pair(
 
     Args:
         target: Name on the hub, or folder, of the model whose output is wanted.
-        assistant: The same of the small model that drafts.
+        assistant: The same of the small model that drafts. Its tokenizer may be another one than the target's.
         dtype: Type of both models' weights; `"auto"` is what their checkpoints say.
         device_map: Where the target goes, as in `from_pretrained`.
         assistant_device: Where the assistant's worker goes: `"auto"` is what `ssd_config` says, and that is by default
@@ -91,7 +100,8 @@ def load_pair(
         [`Pair`]: From here on `pair.target.generate(**inputs)` uses SSD.
 
     Raises:
-        hf_ssd.vocabulary.VocabularyMismatchError: If the two do not share a vocabulary.
+        hf_ssd.vocabulary.VocabularyMismatchError: If the two share too little of their vocabularies, or the assistant
+            has no tokenizer to compare and does not have the target's.
         hf_ssd.runtime.placement.InsufficientMemoryError: If memory does not suffice; said before weights are loaded.
         ValueError: If `assistant_device` is no device of this machine.
     """
@@ -106,12 +116,14 @@ def load_pair(
     target_config = AutoConfig.from_pretrained(target, trust_remote_code=trust_remote_code, **target_source)
     assistant_config = AutoConfig.from_pretrained(assistant, trust_remote_code=trust_remote_code, **assistant_source)
     tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=trust_remote_code, **target_source)
-    check_vocab_sizes(
-        target_config.get_text_config().vocab_size, assistant_config.get_text_config().vocab_size, assistant=assistant
-    )
+    sizes = [each.get_text_config(decoder=True).vocab_size for each in (target_config, assistant_config)]
     assistant_tokenizer = _tokenizer_or_none(assistant, trust_remote_code=trust_remote_code, **assistant_source)
-    if assistant_tokenizer is not None:
-        check_vocabularies(tokenizer.get_vocab(), assistant_tokenizer.get_vocab(), assistant=assistant)
+    if assistant_tokenizer is None:
+        check_vocab_sizes(*sizes, assistant=assistant)
+    elif (translation := translation_between(tokenizer, assistant_tokenizer, *sizes)) is None:
+        assistant_tokenizer = None
+    else:
+        logger.info(f"{assistant} has another tokenizer; {translation.num_shared} of its tokens are drafted.")
 
     quantized = "quantization_config" in target_kwargs
     target_sizes = {} if quantized else module_sizes(target_config, dtype, trust_remote_code=trust_remote_code)
@@ -131,8 +143,16 @@ def load_pair(
     logger.info(f"The assistant will run on {device}.")
     if config.backend in ("stream", "inline"):
         assistant_model.to(device)
-    enable_ssd(target_model, assistant_model=assistant_model, ssd_config=replace(config, assistant_device=str(device)))
-    return Pair(target_model, assistant_model, tokenizer)
+    enable_ssd(
+        target_model,
+        assistant_model=assistant_model,
+        ssd_config=replace(config, assistant_device=str(device)),
+        tokenizer=tokenizer,
+        assistant_tokenizer=assistant_tokenizer,
+    )
+    pair = Pair(target_model, assistant_model, tokenizer)
+    pair.assistant_tokenizer = assistant_tokenizer
+    return pair
 
 
 def module_sizes(config: Any, dtype: torch.dtype | str, *, trust_remote_code: bool = False) -> dict[str, int]:

@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
+
+import torch
 
 from .config import SSDConfig
 from .noise import GumbelNoise
 from .sampling import Processor
+from .translation import Translation
 from .types import Outcome, Speculation
 
 
 class SpeculatorError(RuntimeError):
     """The speculator cannot go on. The verifier goes on without it."""
+
+
+@dataclass(frozen=True)
+class EncoderInputs:
+    """What an assistant reads beside tokens, for one row. It reads it once.
+
+    Args:
+        inputs: Arguments of the assistant's own encoder: `input_features` or `input_ids`, and masks. Empty where it
+            takes the target's states.
+        states: What the target's encoder made of them, of shape `(1, num_states, hidden_size)`, for an assistant that
+            attends to these.
+        mask: 1 for each state that may be attended to, of shape `(1, num_states)`; `None` for all.
+    """
+
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    states: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return tuple(each for each in (*self.inputs.values(), self.states, self.mask) if each is not None)
+
+    def on(self, device: torch.device | str) -> EncoderInputs:
+        """Copies of the tensors on a device, which hold on to nothing else: they may be a row of a batch."""
+
+        def copy(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.detach().to(device, copy=True)
+
+        return EncoderInputs(
+            {name: copy(tensor) for name, tensor in self.inputs.items()},
+            None if self.states is None else copy(self.states),
+            None if self.mask is None else copy(self.mask),
+        )
 
 
 @dataclass(frozen=True)
@@ -31,6 +67,10 @@ class DraftRequest:
         seed: Seed of the row, of the noise or the draws.
         config: Settings of the call.
         num_rows: Rows that are verified together, so that all wait for the slowest.
+        encoder: What the assistant's decoder attends to; `None` for a decoder-only pair.
+        placeholders: Token ids that stand for parts of images, videos and sounds. The assistant does not read them.
+        translation: Between the two tokenizers, where the assistant has one of its own. All token ids that are
+            exchanged are the target's.
     """
 
     prompt_ids: tuple[int, ...]
@@ -43,6 +83,20 @@ class DraftRequest:
     seed: int
     config: SSDConfig
     num_rows: int = 1
+    encoder: EncoderInputs | None = None
+    placeholders: frozenset[int] = frozenset()
+    translation: Translation | None = None
+
+    @property
+    def read_ids(self) -> list[int]:
+        """What the assistant reads of the prompt."""
+        return [token for token in self.prompt_ids[self.num_padding :] if token not in self.placeholders]
+
+    @property
+    def unread_ids(self) -> list[int]:
+        """What it does not read: padding and placeholders."""
+        others = [token for token in self.prompt_ids[self.num_padding :] if token in self.placeholders]
+        return [*self.prompt_ids[: self.num_padding], *others]
 
     @property
     def draws(self) -> bool:

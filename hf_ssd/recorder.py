@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from .metrics import SSDStats
@@ -16,18 +16,23 @@ class Recorder:
     Args:
         mode: The mode that was asked for.
         trace: Whether to keep spans.
+        on_round: Called with the figures of each round when it is over.
     """
 
-    def __init__(self, mode: str, trace: bool = False) -> None:
+    def __init__(
+        self, mode: str, trace: bool = False, on_round: Callable[[RoundStats], None] = lambda stats: None
+    ) -> None:
         self.mode = mode
         self.rounds: list[RoundStats] = []
         self.num_tokens = 0
+        self.num_rows = 0  # that have been decoded
         self.degraded: str | None = None
         self.target_threads: int | None = None
         self.assistant_threads: int | None = None
         self.assistant_device: str | None = None
         self.speculator_spans: list[Span] = []
         self._trace = trace
+        self._on_round = on_round
         self._verifier_spans: list[Span] = []
         self._start_s = time.monotonic()
         self._first_token_s: float | None = None
@@ -37,6 +42,11 @@ class Recorder:
         if self._first_token_s is None:
             self._first_token_s = time.monotonic()
         self.num_tokens += 1
+
+    def round(self, stats: RoundStats) -> None:
+        """A round is over."""
+        self.rounds.append(stats)
+        self._on_round(stats)
 
     @contextmanager
     def span(self, name: str, **args: int) -> Iterator[Stopwatch]:

@@ -60,6 +60,12 @@ def use(config: PreTrainedConfig, name: str = NAME) -> Iterator[None]:
                 _CHANGED.notify_all()
 
 
+def own_attention(config: PreTrainedConfig) -> str:
+    """The attention of a config, whatever a thread within `use` has put in its place for the moment."""
+    with _CHANGED:
+        return str(_IN_USE[id(config)][1] if id(config) in _IN_USE else config._attn_implementation)
+
+
 def register() -> None:
     """Makes the attention known to transformers as `NAME`. With any other mask it is sdpa."""
     AttentionInterface.register(NAME, _attention_forward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 # Checkpoints of one family pad their embeddings to different multiples: a longer vocabulary may be the same one.
 MAX_PADDING_DIFFERENCE = 1024
@@ -11,9 +12,12 @@ MIN_SIZE_RATIO = 0.9
 # A few ids that stand for different tokens (special tokens that a release renamed) only cost acceptance there.
 MAX_DIFFERING_SHARE = 0.01
 
+# Drafts are made of the tokens that two tokenizers share. With fewer than this, of the smaller one, they are poor.
+MIN_SHARED_SHARE = 0.1
+
 _REMEDY = (
-    "Choose an assistant of the target's own family, or leave `ssd_config` out: transformers' assisted generation can "
-    "re-encode between two vocabularies when it is given `tokenizer` and `assistant_tokenizer`."
+    "Pass both tokenizers, `tokenizer` (the target's) and `assistant_tokenizer`, to translate between the two, or "
+    "choose an assistant of the target's own family."
 )
 
 
@@ -23,6 +27,13 @@ class UnsupportedError(ValueError):
 
 class VocabularyMismatchError(UnsupportedError):
     """The assistant's token ids do not mean what the target's do."""
+
+
+def placeholder_tokens(config: Any) -> frozenset[int]:
+    """Token ids in whose place a multimodal model reads parts of images, videos or sounds."""
+    names = (f"{kind}_token_{suffix}" for kind in ("image", "video", "audio") for suffix in ("id", "index"))
+    ids = (getattr(config, name, None) for name in names)
+    return frozenset(each for each in ids if isinstance(each, int))
 
 
 def same_vocab_size(target_vocab_size: int, assistant_vocab_size: int) -> bool:
@@ -55,6 +66,28 @@ def check_vocab_sizes(target_vocab_size: int, assistant_vocab_size: int, *, assi
             f"tokens and the target {target_vocab_size}: more than padding explains, which is at most "
             f"{MAX_PADDING_DIFFERENCE}. {_REMEDY}"
         )
+
+
+def are_alike(
+    target_vocab: Mapping[str, int],
+    assistant_vocab: Mapping[str, int],
+    target_vocab_size: int,
+    assistant_vocab_size: int,
+) -> bool:
+    """Whether two models speak one vocabulary, up to padding: nothing has to be translated.
+
+    Args:
+        target_vocab: Token to id, as a tokenizer's `get_vocab()` gives it.
+        assistant_vocab: The same of the assistant.
+        target_vocab_size: Number of token ids that the target knows, padding included.
+        assistant_vocab_size: The same of the assistant.
+    """
+    try:
+        check_vocab_sizes(target_vocab_size, assistant_vocab_size)
+        check_vocabularies(target_vocab, assistant_vocab)
+    except VocabularyMismatchError:
+        return False
+    return True
 
 
 def check_vocabularies(

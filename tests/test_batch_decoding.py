@@ -79,6 +79,18 @@ def test_whatever_answers_a_miss(target, noisy, backup: str, is_sampled: bool) -
         assert_as_alone(rows, target, prompts, seeds=seeds, **kwargs)
 
 
+def test_a_row_that_hits_keeps_its_draft_while_others_draft_just_in_time(target, noisy) -> None:
+    """The reference engine: one miss redrafted every row, and its hits were lost."""
+    prompts = [prompt(3 + row, seed=row) for row in range(6)]
+    together(target, noisy, prompts, settings={"backup": "jit", "cache_budget": 8}, max_new_tokens=40)
+    by_row = [[each for each in target.ssd_stats.rounds if each.row == row] for row in range(6)]
+    # Rows are verified together, so the rounds of one number are one.
+    mixed = [rounds for rounds in zip(*by_row, strict=False) if {Origin.CACHE, JIT} <= {each.origin for each in rounds}]
+    assert len(mixed) > 3
+    kept = [each for rounds in mixed for each in rounds if each.origin is Origin.CACHE]
+    assert all(each.miss is None and each.num_draft_tokens for each in kept)
+
+
 @pytest.mark.parametrize("backend", ["process", "stream"])
 def test_beside_an_assistant_that_drafts_for_all_rows(target, noisy, backend: str) -> None:
     prompts = [prompt(3 + row, seed=row) for row in range(5)]

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from hf_ssd.cli import app
 
 runner = CliRunner()
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,17 @@ def test_help_names_the_commands_without_importing_torch() -> None:
     assert result.returncode == 0, result.stderr
     assert "compare" in result.stdout
     assert "version" in result.stdout
+
+
+def test_every_command_is_in_the_help_and_in_the_documentation() -> None:
+    listed = runner.invoke(app, ["--help"]).stdout
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    for command in app.registered_commands:
+        assert command.callback is not None
+        name = command.name or command.callback.__name__.replace("_", "-")
+        assert name in listed
+        assert f"hf-ssd {name}" in text, f"`hf-ssd {name}` is named nowhere"
 
 
 @pytest.mark.parametrize(

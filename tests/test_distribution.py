@@ -6,6 +6,7 @@ import pytest
 import torch
 from chi_square import p_value
 from lookup_model import VOCAB_SIZE, LookupForCausalLM
+from tiny_tokenizers import words
 from transformers.generation import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -169,6 +170,23 @@ def test_every_sampling_setting(target, assistant, name: str, rule: str) -> None
     assert min(stats.num_hits, stats.num_misses) > 20
 
 
+@pytest.mark.parametrize("name", ["auto", "coupled", "token", "block", "hierarchical"])
+def test_a_rule_runs_under_its_own_name(target, assistant, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vllm-ascend 7807: all of them are exact, so only who was asked tells them apart."""
+    asked: set[str] = set()
+
+    def noting(rule: str, function):
+        return lambda *args: asked.add(rule) or function(*args)
+
+    for rule in ("coupled", "token", "block"):
+        function = getattr(row, f"verify_{rule}")
+        monkeypatch.setattr(row, f"verify_{rule}", noting(rule, function))
+    follow = row.follow_tree
+    monkeypatch.setattr(row, "follow_tree", noting("coupled", follow))
+    draw_triples(target, assistant, 3, rule=name)
+    assert asked == {{"auto": "coupled", "hierarchical": "block"}.get(name, name)}
+
+
 @pytest.mark.parametrize("settings", [{"draft_vocab_size": 3}, {"mode": "sd"}, {"draft_vocab_size": 3, "mode": "sd"}])
 def test_the_way_of_drafting_does_not_show(target, assistant, settings: dict) -> None:
     counts, stats = draw_triples(target, assistant, 1000, **settings)
@@ -192,6 +210,29 @@ def test_through_the_real_process(target, assistant, name: str, rule: str, sagua
         assert p_value(counts.sum(others), probs.sum(others)) > LEAST_P_VALUE
     # How many of them are hits is the clock's business; above there are many of either.
     assert stats.num_hits + stats.num_misses > 100
+
+
+def test_an_assistant_with_another_tokenizer(target) -> None:
+    """HF46936. It lacks one of the target's tokens, has one of its own, and the others in another order.
+
+    Inline, `test_enumeration.py` has the exact distribution.
+    """
+    order = [5, 0, 6, 2, 7, 1, 3]
+    rows = torch.zeros(8, 8)
+    rows[:7, :7] = table(0, noise=1.0)[order][:, order]
+    tokenizers = {
+        "tokenizer": words([f"w{index}" for index in range(8)]),
+        "assistant_tokenizer": words([*(f"w{index}" for index in order), "own"]),
+    }
+    settings = {"temperature": 0.7, "top_k": 5}
+    processors = [TemperatureLogitsWarper(0.7), TopKLogitsWarper(5)]
+    assistant = LookupForCausalLM.of(rows)
+    counts, stats = draw_triples(target, assistant, 150, backend="process", **settings, **tokenizers)
+    assert stats.degraded is None
+    probs = exact_probs(target, processors)
+    for others in ((1, 2), (0, 2), (0, 1)):
+        assert p_value(counts.sum(others), probs.sum(others)) > LEAST_P_VALUE
+    assert stats.acceptance > 0.3
 
 
 def accept_always(target_probs, draft_probs, draft_tokens, generator):

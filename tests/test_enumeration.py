@@ -14,6 +14,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from lookup_model import LookupForCausalLM
+from tiny_tokenizers import words
 
 from hf_ssd import SSDConfig, row
 from hf_ssd.drafting import proposer
@@ -111,7 +112,13 @@ class Loop:
         self.backups: dict[Origin, int] = defaultdict(int)
 
     def run(
-        self, target: torch.Tensor, assistant: torch.Tensor, num_tokens: int, num_rows: int = 1, **settings: object
+        self,
+        target: torch.Tensor,
+        assistant: torch.Tensor,
+        num_tokens: int,
+        num_rows: int = 1,
+        tokenizers: dict[str, object] | None = None,
+        **settings: object,
     ) -> dict[tuple[int, ...], float]:
         models = [LookupForCausalLM.of(table.log().clamp(min=-1e30)) for table in (target, assistant)]
         config = SSDConfig(**{"backend": "inline", "draft_vocab_size": None, "seed": 0, **settings})
@@ -126,6 +133,7 @@ class Loop:
                 top_k=0,
                 max_new_tokens=num_tokens,
                 num_return_sequences=num_rows,
+                **(tokenizers or {}),
             )
             for round_ in models[0].ssd_stats.rounds:
                 self.seen[round_.miss.value if round_.miss else round_.origin.value] += 1
@@ -141,6 +149,7 @@ SETTINGS = {
     "drafting after each outcome": {"num_assistant_tokens": 2, "mode": "sd"},
     "Saguaro sampling": {"num_assistant_tokens": 1, "cache_budget": 1, "saguaro_coefficient": 0.3},
     "a temperature of its own": {"num_assistant_tokens": 1, "cache_budget": 1, "assistant_temperature": 0.5},
+    "a greedy assistant": {"num_assistant_tokens": 1, "cache_budget": 1, "assistant_temperature": 0.01},
     "copying after a miss": {"num_assistant_tokens": 2, "cache_budget": 1, "backup": "ngram"},
     "nothing after a miss": {"num_assistant_tokens": 2, "cache_budget": 1, "backup": "none"},
     "a draft vocabulary": {"num_assistant_tokens": 2, "mode": "sd", "draft_vocab_size": 2},
@@ -203,6 +212,24 @@ def test_two_rows_are_independent(rule: str, monkeypatch) -> None:
     assert distance(found, expected) < EXACT
 
 
+# The assistant's tokens are, in this order, one that the target lacks, the target's last and its first. What the target
+# has between these is none of the assistant's.
+TOKENIZERS = {"tokenizer": words(["a", "b", "c"]), "assistant_tokenizer": words(["?", "c", "a"])}
+TRANSLATED_ASSISTANT = torch.tensor([[0.4, 0.2, 0.4], [0.3, 0.7, 0.0], [0.2, 0.3, 0.5]])
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(
+    "name", ["one outcome, two tokens", "Saguaro sampling", "copying after a miss", "a draft vocabulary"]
+)
+def test_an_assistant_with_another_tokenizer(name: str, rule: str, monkeypatch) -> None:
+    """It drafts what both have, with probabilities that sum to one over that."""
+    loop = Loop(monkeypatch)
+    found = loop.run(TARGET, TRANSLATED_ASSISTANT, 3, tokenizers=TOKENIZERS, verification=rule, **SETTINGS[name])
+    assert distance(found, exact_probs(TARGET, 3)) < EXACT
+    assert loop.seen["cold" if "mode" in SETTINGS[name] else "cache"] > 5
+
+
 def accept_by_argmax(p, q, draft_tokens, generator=None):
     """Keeps a draft token that is the target's likeliest, draws where none is."""
     likeliest = torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype)
@@ -217,6 +244,14 @@ def every_token(p, q, draft_tokens, generator=None):
 @pytest.mark.parametrize("wrong", [accept_by_argmax, every_token])
 def test_a_wrong_rule_is_found(wrong: Callable, monkeypatch) -> None:
     loop = Loop(monkeypatch, {"verify_token": wrong})
+    settings = {"num_assistant_tokens": 1, "cache_budget": 1, "verification": "token"}
+    assert distance(loop.run(TARGET, ASSISTANT, 3, **settings), exact_probs(TARGET, 3)) > 0.01
+
+
+def test_a_greedy_draft_with_a_soft_distribution_is_found(monkeypatch) -> None:
+    """HF32867: the likeliest token was drafted, and verified as if it had been drawn."""
+    loop = Loop(monkeypatch)
+    monkeypatch.setattr(proposer, "draw", lambda probs, generator=None: probs.argmax(dim=1))
     settings = {"num_assistant_tokens": 1, "cache_budget": 1, "verification": "token"}
     assert distance(loop.run(TARGET, ASSISTANT, 3, **settings), exact_probs(TARGET, 3)) > 0.01
 

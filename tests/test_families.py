@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from logging import Handler, LogRecord
+
 import pytest
 import tiny_zoo
+import torch
 from plain import INLINE, assert_equals_plain
-from tiny_models import make_noisy, make_target, prompt
+from tiny_models import VOCAB_SIZE, make_noisy, make_target, prompt, tiny_tokenizer
+from transformers.utils import logging
 
 from hf_ssd import SSDConfig
 from hf_ssd.checks import UnsupportedError
 from hf_ssd.drafting import AssistantModel
 from hf_ssd.generation import generate_with_ssd
+from hf_ssd.translation import translation_between
 
 NOISE = 0.04
 
@@ -66,6 +71,31 @@ def test_an_assistant_with_a_shorter_context(target, noisy) -> None:
     assert reached[:3] == early
 
 
+def test_where_the_assistants_context_ends_is_said_once(target, prompt_ids) -> None:
+    """VL57941: not in silence."""
+    logger = logging.get_logger("hf_ssd.drafting.engine")
+    said: list[str] = []
+    handler = Listening(said)
+    logger.addHandler(handler)
+    try:
+        for _ in range(2):
+            # A length of its own: what was said before is not said again.
+            assert_equals_plain(target, make_noisy(max_position_embeddings=33), prompt_ids, max_new_tokens=50)
+    finally:
+        logger.removeHandler(handler)
+    assert len(said) == 1
+    assert "reads at most 33 tokens" in said[0]
+
+
+class Listening(Handler):
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self.said = said
+
+    def emit(self, record: LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
 def test_a_prompt_longer_than_the_assistants_context(target) -> None:
     assert_equals_plain(target, make_noisy(max_position_embeddings=8), prompt(12), max_new_tokens=10)
 
@@ -89,6 +119,27 @@ def test_vocabularies_padded_differently(num_missing: int, draft_vocab_size: int
     )
     assert target.ssd_stats.degraded is None
     assert target.ssd_stats.acceptance > 0.2
+
+
+@pytest.mark.parametrize("draft_vocab_size", [None, 16])
+def test_tokens_that_were_added_to_the_targets_tokenizer(draft_vocab_size: int | None) -> None:
+    """Fine-tuned with four tokens of its own, which the assistant lacks; they are in the prompt and in the text."""
+    assistant = make_target()
+    target = make_target(vocab_size=VOCAB_SIZE + 4)
+    for name, weights in target.state_dict().items():
+        source = assistant.state_dict()[name]
+        (weights[:VOCAB_SIZE] if source.shape != weights.shape else weights).copy_(source)
+    tokenizer, assistant_tokenizer = tiny_tokenizer(), tiny_tokenizer()
+    tokenizer.add_tokens([f"<tool {index}>" for index in range(4)])
+    added = list(range(VOCAB_SIZE, VOCAB_SIZE + 4))
+    ids = torch.cat([prompt(5), torch.tensor([added[:2]]), prompt(4, seed=1)], dim=1)
+    config = SSDConfig(backend="inline", num_assistant_tokens=4, draft_vocab_size=draft_vocab_size)
+    stats = assert_equals_plain(target, assistant, ids, config, max_new_tokens=50)
+    assert stats.acceptance > 0.2
+    text = target.generate(ids, max_new_tokens=50, do_sample=False)[0, ids.shape[1] :].tolist()
+    assert set(text) & set(added), "none of them was generated"
+    # With both tokenizers at hand it is seen that the two are one.
+    assert translation_between(tokenizer, assistant_tokenizer, VOCAB_SIZE + 4, VOCAB_SIZE) is None
 
 
 def test_a_static_cache_is_equal_or_refused(target, noisy, prompt_ids) -> None:

@@ -108,7 +108,16 @@ def test_the_wheel_says_what_it_needs(wheel):
         (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
         assert "hf-ssd = hf_ssd.cli:main" in archive.read(entry_points).decode()
     assert metadata["Version"] == hf_ssd.__version__
-    assert set(metadata.get_all("Provides-Extra")) == {"bench", "demo", "eval", "flash", "test"}
+    assert set(metadata.get_all("Provides-Extra")) == {
+        "bench",
+        "demo",
+        "distill",
+        "eval",
+        "flash",
+        "lm-eval",
+        "monitor",
+        "test",
+    }
 
 
 def test_importing_does_nothing_else():

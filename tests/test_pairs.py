@@ -57,6 +57,7 @@ class TestLoadPair:
         assert pair.target.dtype == pair.assistant.dtype == torch.bfloat16
         assert pair.target.config._attn_implementation == "eager"
         assert pair.tokenizer("w5 w6")["input_ids"] == [5, 6]
+        assert pair.assistant_tokenizer is None  # it is the target's
 
     @pytest.mark.parametrize(
         ("argument", "setting", "expected"),
@@ -83,7 +84,7 @@ class TestLoadPair:
 
     def test_other_tokens_are_refused_before_loading(self, folders, no_loading, tmp_path):
         tiny_models.tiny_tokenizer(prefix="other").save_pretrained(tmp_path / "assistant")
-        with pytest.raises(VocabularyMismatchError, match="62 of the 64 token ids"):
+        with pytest.raises(VocabularyMismatchError, match="only 2 of 62 tokens are the same"):
             load_pair(*folders)
 
     def test_too_little_memory_is_said_before_loading(self, folders, no_loading, monkeypatch):

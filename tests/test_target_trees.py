@@ -408,8 +408,9 @@ class TestInputs:
     def inputs(self, padding: torch.Tensor | None) -> dict[str, Any]:
         cache = DynamicCache()
         cache.update(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2), 0)
-        values = {"position_ids": torch.arange(3, 8)[None], CACHE_KEY: cache, "attention_mask": padding}
-        return tree_inputs(values, self.TREE, Masks.FULL, torch.float32)
+        values = {"input_ids": torch.ones(1, 5, dtype=torch.long), "position_ids": torch.arange(3, 8)[None]}
+        values |= {CACHE_KEY: cache, "attention_mask": padding}
+        return tree_inputs(make_target(), values, self.TREE, Masks.FULL)
 
     def test_each_token_sees_its_ancestors_and_itself(self) -> None:
         mask = self.inputs(None)["attention_mask"]

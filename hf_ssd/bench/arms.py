@@ -170,7 +170,8 @@ class Runner:
     Args:
         target: The model whose output is wanted.
         assistant: The model that drafts.
-        generation_kwargs: Arguments of generate() that all arms share.
+        generation_kwargs: Arguments of generate() that all arms share. `tokenizer` and `assistant_tokenizer` are for
+            arms with an assistant.
         int8_assistant: The assistant with its weights in int8, for the arms of that method.
     """
 
@@ -184,13 +185,15 @@ class Runner:
         self.target = target
         self.assistant = assistant
         self.int8_assistant = int8_assistant
-        self.generation_kwargs = dict(generation_kwargs)
+        names = ("tokenizer", "assistant_tokenizer")
+        self.generation_kwargs = {name: value for name, value in generation_kwargs.items() if name not in names}
+        self.tokenizers = {name: value for name, value in generation_kwargs.items() if name in names}
         # A second model object over the same weights, which never becomes an SSD model: transformers' own arms run
         # transformers' own code and nothing else, without switching SSD off and on between calls.
         self.plain_target = copy.copy(target)
 
     def __enter__(self) -> Runner:
-        enable_ssd(self.target, assistant_model=self.assistant)
+        enable_ssd(self.target, assistant_model=self.assistant, **self.tokenizers)
         return self
 
     def __exit__(
@@ -216,8 +219,8 @@ class Runner:
         assistant = self.int8_assistant if arm.method is Method.ASSISTED_INT8 else self.assistant
         assert assistant is not None
         drafting: dict[Method, dict[str, Any]] = {
-            Method.ASSISTED: {"assistant_model": assistant},
-            Method.ASSISTED_INT8: {"assistant_model": assistant},
+            Method.ASSISTED: {"assistant_model": assistant, **self.tokenizers},
+            Method.ASSISTED_INT8: {"assistant_model": assistant, **self.tokenizers},
             Method.PROMPT_LOOKUP: {"prompt_lookup_num_tokens": arm.num_assistant_tokens},
         }
         with torch_threads(arm.target_threads), draft_length(assistant, arm.num_assistant_tokens):

@@ -62,6 +62,11 @@ class Benchmark:
         settings = self.settings
         self._report("reading the models", 0, 0)
         self._pair, names = load(settings)
+        if settings.replay and self._pair.assistant_tokenizer is not None:
+            raise ValueError(
+                "`replay` must be False for an assistant with another tokenizer, but got True: outcomes are replayed "
+                "in the target's tokens, one by one. Pass `--no-replay`."
+            )
         self._inputs = [encode(self._pair.tokenizer, prompt) for prompt in settings.prompts]
         check_lengths(self._pair, self._inputs, settings.max_new_tokens)
         self._int8_assistant = None

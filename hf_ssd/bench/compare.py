@@ -109,8 +109,10 @@ def compare(settings: CompareSettings, progress: Progress | None = None) -> Comp
 
 
 def generation_kwargs(pair: pairs.Pair, sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of generate() that all arms share."""
+    """The arguments of generate() that all arms share, and the tokenizers for those whose assistant needs both."""
     kwargs = dict(sampling)
+    if pair.assistant_tokenizer is not None:
+        kwargs |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": pair.assistant_tokenizer}
     if pair.target.generation_config.pad_token_id is None and pair.tokenizer.eos_token_id is not None:
         kwargs["pad_token_id"] = pair.tokenizer.eos_token_id  # what transformers would choose, without its warning
     return kwargs

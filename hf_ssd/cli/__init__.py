@@ -6,10 +6,12 @@ import typer
 
 from .arguments import arguments
 from .bench import bench
+from .chaos import chaos, soak
 from .check_sampling import check_sampling
 from .compare import compare
 from .demo import demo
 from .distill import distill
+from .doctor import doctor
 from .evaluate import evaluate
 from .families import families
 from .frontier import frontier
@@ -22,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(doctor)
 app.command()(compare)
 app.command()(bench)
 app.command()(frontier)
@@ -32,6 +35,8 @@ app.command()(demo)
 app.command()(distill)
 app.command()(evaluate)
 app.command()(check_sampling)
+app.command()(chaos)
+app.command()(soak)
 
 
 @app.command()

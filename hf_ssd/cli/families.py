@@ -23,7 +23,7 @@ def families(
     markdown: Annotated[Path | None, typer.Option(help="Write the table to this file.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Try SSD on a tiny model of each of transformers' decoder-only families, as target and as assistant."""
+    """Try SSD on a tiny model of each of transformers' families that generate text, as target and as assistant."""
     from ..config import SSDConfig
     from ..matrix.report import rich_table, summary, write_markdown
     from ..matrix.run import families_named, try_families

@@ -15,14 +15,28 @@ from transformers.utils import logging
 
 from .. import tree_attention
 from ..compat import CACHE_KEY
+from ..decoders import attends_to_encoder, decoder_config, takes_positions
+from ..protocol import EncoderInputs
+from ..wrappers import input_device
 from . import packed
-from .int8 import MIN_SPEED_UP, TRIAL_TOKENS, Int8Linear, best_time, copy_modules, may_pay, quantize_linears
+from .encoder_reader import EncoderReader
+from .int8 import (
+    MIN_SPEED_UP,
+    TRIAL_TOKENS,
+    Int8Linear,
+    best_time,
+    copy_modules,
+    is_plain,
+    may_pay,
+    quantize_linears,
+)
 from .packed import PackedCache, Segment
-from .tree_cache import SlabCache
+from .tree_cache import CrossCache, SlabCache
 from .tree_mask import TreeMask
 
 logger = logging.get_logger(__name__)
 
+MASKED_ATTENTION = ("eager", "sdpa")  # those of transformers' that obey any mask
 MAX_CHAIN_TOKENS = 64  # beyond, scores of all tokens at once take more memory than they save time
 
 
@@ -30,7 +44,7 @@ def make_assistant(model: PreTrainedModel, quantization: str | None) -> Assistan
     """The assistant of a model, which itself is left as it is: weights in 8 bits are a copy.
 
     Args:
-        model: A decoder-only transformers model in evaluation mode.
+        model: A transformers model in evaluation mode.
         quantization: `"int8"`, `"auto"` for that where it pays, or `None`.
 
     Raises:
@@ -74,33 +88,48 @@ class AssistantModel:
     model can do is tried on a few tokens, not looked up by name.
 
     Args:
-        model: A decoder-only transformers model in evaluation mode.
+        model: A transformers model in evaluation mode.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.config = model.config.get_text_config(decoder=True)
-        self.device = model.device
+        self.config = decoder_config(model)
+        self._reader = EncoderReader(model) if attends_to_encoder(model) else None
+        self.device = input_device(model)
         self.dtype = model.dtype
         self.vocab_size: int = self.config.vocab_size
-        self.max_length: int | None = getattr(self.config, "max_position_embeddings", None)
+        lengths = (getattr(self.config, name, None) for name in ("max_position_embeddings", "max_target_positions"))
+        self.max_length: int | None = next((length for length in lengths if length is not None), None)
         self.mask = TreeMask(self.config, self.dtype, self.device)
         self._decoder, self._head = self._split()
         self._projection: nn.Module | None = self._head
         tree_attention.register()
         packed.register()
-        self.takes_trees = self._check_trees(omits_prefix=True) or self._check_trees(omits_prefix=False)
+        # T5 has distances in the cache for positions, which on branches are others.
+        has_positions = self._reader is None or takes_positions(model)
+        self.takes_trees = has_positions and (
+            self._check_trees(omits_prefix=True) or self._check_trees(omits_prefix=False)
+        )
 
     @cached_property
     def packs_rows(self) -> bool:
         """Whether tokens of several rows may share a forward. Tried when there are several for the first time."""
         # Where windows or layers of several kinds need other masks, rows are run one by one.
         has_one_mask = self.mask.window is None and not self.mask.layer_types
-        return self.takes_trees and self.mask.omits_prefix and has_one_mask and self._check_packing()
+        is_apart = self._reader is None and has_one_mask
+        return self.takes_trees and self.mask.omits_prefix and is_apart and self._check_packing()
 
-    def new_cache(self) -> SlabCache:
-        """An empty cache."""
-        return SlabCache()
+    def new_cache(self, encoder: EncoderInputs | None = None) -> SlabCache:
+        """An empty cache.
+
+        Args:
+            encoder: What a row's tokens attend to beside each other, which is read here.
+        """
+        return SlabCache() if self._reader is None else self._reader.read(encoder)
+
+    def runs_on(self, cache: SlabCache) -> bool:
+        """Whether another row runs as well on a cache that is there as on a new one."""
+        return True
 
     def forward(
         self,
@@ -135,9 +164,7 @@ class AssistantModel:
         if mask is not None:
             kwargs["attention_mask"] = mask
         with self._attention(mask, num_cached + len(tokens)):
-            if self._decoder is not None:
-                return self._decoder(**kwargs).last_hidden_state[0, -num_hidden:]
-            return self.model(**kwargs).logits[0, -num_hidden:]
+            return self._run(kwargs, cache)[-num_hidden:]
 
     def forward_all(self, forwards: Sequence[Forward]) -> list[torch.Tensor]:
         """Several forwards, each with a cache of its own: in one go where the model allows that.
@@ -165,10 +192,7 @@ class AssistantModel:
         # Only there so that the model makes none itself.
         kwargs["attention_mask"] = torch.zeros((1, 1, len(tokens), 1), dtype=self.dtype, device=self.device)
         with tree_attention.use(self.config, packed.NAME):
-            if self._decoder is not None:
-                states = self._decoder(**kwargs).last_hidden_state[0]
-            else:
-                states = self.model(**kwargs).logits[0]
+            states = self._run(kwargs)
         parts = states.split([segment.num_tokens for segment in segments])
         return [
             part if each.num_hidden is None else part[-each.num_hidden :]
@@ -188,8 +212,8 @@ class AssistantModel:
             ValueError: If this build of torch has no kernels for it.
         """
         quantize_linears(self.model if self._decoder is None else self._decoder)
-        if self._head is not None:
-            self._projection = Int8Linear(self._head)
+        if self.head is not None:
+            self._projection = Int8Linear(self.head)
 
     @property
     def is_quantized(self) -> bool:
@@ -198,20 +222,39 @@ class AssistantModel:
     @property
     def head(self) -> nn.Linear | None:
         """The output projection, where it may be applied to a part of the vocabulary."""
-        return self._head
+        return self._head if self._head is not None and is_plain(self._head) else None
 
     def _split(self) -> tuple[nn.Module | None, nn.Linear | None]:
         decoder, head = self.model.base_model, self.model.get_output_embeddings()
+        if self._reader is not None:
+            decoder = self._reader.decoder
         if decoder is self.model or not isinstance(head, nn.Linear):
             return None, None
         input_ids = torch.arange(4, device=self.device)[None] % self.vocab_size
+        given = {"input_ids": input_ids, "use_cache": False, "return_dict": True}
+        cache = self.new_cache()
         try:
-            apart = head(decoder(input_ids=input_ids, use_cache=False, return_dict=True).last_hidden_state)
-            whole = self.model(input_ids=input_ids, use_cache=False, return_dict=True).logits
+            apart = head(self._invoke(decoder, given, cache).last_hidden_state)
+            whole = self._invoke(self.model, given, cache).logits
         except Exception as error:  # whatever a model's own code may raise: it is run whole then
             logger.info(f"The assistant cannot be split into decoder and head ({error!r}); it is run whole.")
             return None, None
         return (decoder, head) if torch.equal(apart, whole) else (None, None)
+
+    def _run(self, kwargs: dict[str, Any], cache: SlabCache | None = None) -> torch.Tensor:
+        """A forward. Returns hidden states of all tokens, of shape `(num_tokens, hidden_size)`."""
+        if self._decoder is not None:
+            states: torch.Tensor = self._invoke(self._decoder, kwargs, cache).last_hidden_state[0]
+        else:
+            states = self._invoke(self.model, kwargs, cache).logits[0]
+        return states
+
+    def _invoke(self, module: nn.Module, kwargs: dict[str, Any], cache: SlabCache | None) -> Any:
+        if self._reader is None:
+            return module(**kwargs)
+        assert isinstance(cache, CrossCache)
+        with self._reader.at(kwargs.get("position_ids")):
+            return module(**self._reader.arguments(kwargs, cache, of_decoder=module is not self.model))
 
     @torch.no_grad()
     def _check_trees(self, *, omits_prefix: bool) -> bool:
@@ -270,7 +313,8 @@ class AssistantModel:
     def _attention(self, mask: torch.Tensor | dict[str, torch.Tensor] | None, num_slots: int) -> Iterator[None]:
         """Within it the model's attention is one that takes `mask`; the model may be the caller's own."""
         masks = [] if mask is None else list(mask.values()) if isinstance(mask, dict) else [mask]
-        if all(each.shape[-1] == num_slots for each in masks):
+        takes_masks = not masks or self.config._attn_implementation in MASKED_ATTENTION
+        if takes_masks and all(each.shape[-1] == num_slots for each in masks):
             yield
             return
         with tree_attention.use(self.config):

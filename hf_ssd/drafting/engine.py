@@ -34,6 +34,7 @@ from .ngram import MAX_LENGTH, NGramIndex, match_strength
 from .outcomes import OutcomeRanker
 from .pace import SLOPE, Pace
 from .proposer import Proposer, make_vocabulary, point_mass
+from .reading import Reading, make_reading
 from .together import Work, work_together
 
 logger = logging.get_logger(__name__)
@@ -45,6 +46,7 @@ MIN_UNMEASURED_CHANCE = 0.1  # of what is verified, before it is known what that
 MAX_STEP_TOKENS = 48
 MAX_PREPARED_TOKENS = 1024  # that no plan asks for: beyond, a slow reader of the text would fill the memory
 MAX_COPIED_TOKENS = 8
+MAX_ROOM, MIN_ROOM = 4, 8192  # entries per token of a row, and at least, in a cache that is used again
 MIN_COPIED_CHANCE = 0.02
 FIRST_LENGTH = 4  # draft tokens just in time, before anything has been measured
 
@@ -85,9 +87,9 @@ class DraftEngine:
         self.assistant = assistant
         self.overlaps = overlaps
         self._like = like
-        self._vocabularies: dict[tuple[int, object], DraftVocabulary | None] = {}
+        self._vocabularies: dict[tuple[object, ...], DraftVocabulary | None] = {}
         # What was measured in one row is the best guess for the next.
-        self._measured: dict[tuple[bool, str, float], tuple[Calibration, AcceptanceEstimate]] = (
+        self._measured: dict[tuple[object, ...], tuple[Calibration, AcceptanceEstimate]] = (
             {} if like is None else like._measured
         )
         # Times, and what to do about misses, depend on how many rows there are.
@@ -95,16 +97,33 @@ class DraftEngine:
             {} if like is None else like._backup_policies
         )
         self._paces: dict[int, Pace] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops what was computed from the weights, or copied: they have changed."""
+        self._tokens: list[int] = []
+        self._reading = Reading(self._tokens)
+        self._num_cached = 0  # tokens of the reading in the trunk
+        self._cache = self.assistant.new_cache()
+        self._vocabularies.clear()
+
+    def num_known(self, tokens: Sequence[int]) -> int:
+        """With how many of a row's first tokens the row before began."""
+        return _num_common(self._tokens, tokens)
 
     @torch.inference_mode()
     def start(self, request: DraftRequest) -> None:
-        """Reads the prompt. As if an empty speculation were being verified, `deepen` then prepares for first tokens."""
+        """Reads the prompt, as far as the row before did not begin with the same tokens.
+
+        As if an empty speculation were being verified, `deepen` then prepares for first tokens.
+        """
         self.config = config = request.config
         self._vocab_size = request.vocab_size
         self._proposer = Proposer(self.assistant, request, self._vocabulary(request))
         expected = config.expected_acceptance
         self._calibration, self._acceptance = self._measured.setdefault(
-            (request.do_sample, config.rule, expected), (Calibration(expected), AcceptanceEstimate(expected))
+            (request.do_sample, config.rule, expected, request.translation is None),
+            (Calibration(expected), AcceptanceEstimate(expected)),
         )
         self._pace = self._pace_of(request.num_rows)
         self._ranker = OutcomeRanker(config, self._calibration, self._acceptance)
@@ -112,7 +131,7 @@ class DraftEngine:
         is_saguaro = request.do_sample and config.saguaro_coefficient < 1.0
         self._fan_out = self._ranker.expected_fan_out() if is_saguaro else None
         self._max_tree_tokens = config.max_tree_tokens if request.takes_trees and not request.draws else 0
-        self._tokens = list(request.prompt_ids[request.num_padding :])
+        self._begin(request)
         self._ngrams = NGramIndex(self._tokens)
         policy = self._backup_policies.setdefault(
             (bool(self._max_tree_tokens), request.do_sample, config.rule, request.num_rows), BackupPolicy()
@@ -120,8 +139,6 @@ class DraftEngine:
         self._backup = RowBackup(request, policy if self.overlaps else None)
         self._origin = Origin.NONE
         self._last_position = len(self._tokens) + request.max_new_tokens - 1
-        self._num_cached = 0  # tokens of the row in the trunk
-        self._cache = self.assistant.new_cache()
         self._sent: list[Node] = []
         self._spans: list[Span] = []
         self._draft_ns = self._num_steps = 0
@@ -129,9 +146,23 @@ class DraftEngine:
         self._frontier: list[Node] = []
         self._proposer.activate(self._tokens)
         if self._has_room(1):
-            with self._span("prefill", tokens=len(self._tokens)):
+            with self._span("prefill", tokens=len(self._reading.tokens) - self._num_cached):
                 work_together(self.assistant, [self._read_row()])
         self._pace.started()
+
+    def _begin(self, request: DraftRequest) -> None:
+        """Makes the trunk the first of what the assistant reads of the prompt, as far as the cache knows that."""
+        before, self._tokens = self._reading, request.read_ids
+        self._reading = make_reading(self._tokens, request.translation)
+        read = self._reading.tokens
+        # Never all of them: the last is to be run.
+        self._num_cached = min(self._num_cached, _num_common(before.tokens, read), max(len(read) - 1, 0))
+        room = max(MAX_ROOM * len(read), MIN_ROOM)
+        is_of_use = request.encoder is None and self._cache.capacity <= room and self.assistant.runs_on(self._cache)
+        if not self._num_cached or not is_of_use:
+            self._num_cached = 0
+            self._cache = self.assistant.new_cache(request.encoder)
+        keep_branch(self._cache, self._num_cached, [])
 
     def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> Speculation:
         """Answers an outcome: from the speculation cache, or by the backup."""
@@ -156,12 +187,12 @@ class DraftEngine:
         if is_hit:
             assert child is not None
             with self._span("look up", hit=1):
-                self._keep([*path, child], child)
+                self._keep([*path, child], child, new_tokens)
         else:
             miss = self._why_missed(last, child)
             if self.config.mode == "ssd":
                 borrowed = borrow(self._root, self._tokens, MAX_COPIED_TOKENS)
-            self._keep(path, None)
+            self._keep(path, None, new_tokens)
         for node in self._sent:
             node.is_sent = False
         self._frontier = [node for node in self._root.descendants() if not node.is_run]
@@ -288,8 +319,19 @@ class DraftEngine:
 
     def _can_run(self, node: Node) -> bool:
         limit = self.assistant.max_length
-        has_position = limit is None or node.position < limit
-        return has_position and self._is_wanted_after(node) and (node.is_sent or self._may_be_longer(node))
+        has_position = limit is None or node.position + self._shift < limit
+        return (
+            has_position
+            and self._is_readable(node)
+            and self._is_wanted_after(node)
+            and (node.is_sent or self._may_be_longer(node))
+        )
+
+    def _is_readable(self, node: Node) -> bool:
+        """Whether the assistant has the token of `node`, and of those before it that have not been run."""
+        if node.parent is None or node.is_run:
+            return True
+        return self._reading.token(node.token) is not None and self._is_readable(node.parent)
 
     def _is_wanted_after(self, node: Node) -> bool:
         """Whether a draft token after `node` could be emitted."""
@@ -307,13 +349,13 @@ class DraftEngine:
         for i, node in enumerate(nodes):
             node.slot = first_slot + i
             visible.append((num_trunk, [each.slot for each in node.path() if each.slot is not None]))
-        positions = [node.position for node in nodes]
+        positions = [node.position + self._shift for node in nodes]
         mask = None
         if len(nodes) > 1 or len(visible[0][1]) != first_slot + 1 - num_trunk:
             mask = self.assistant.mask.build(
                 num_trunk=num_trunk, num_slots=first_slot + len(nodes), visible=visible, positions=positions
             )
-        hidden = yield Forward([node.token for node in nodes], self._cache, positions, mask)
+        hidden = yield Forward(self._read(nodes), self._cache, positions, mask)
         for node, state in zip(nodes, hidden, strict=True):
             node.hidden = state
         # What follows the speculation's own tokens are outcomes, and ranked as such.
@@ -443,9 +485,9 @@ class DraftEngine:
     def _catch_up(self) -> Work[None]:
         """Runs what the row got without the assistant, and after it the speculation if that is a chain."""
         sent = [] if self._max_tree_tokens else list(takewhile(self._can_run, self._sent))
-        pending = self._tokens[self._num_cached :]
+        pending = self._reading.tokens[self._num_cached :]
         with self._span("catch up", tokens=len(pending) + len(sent)):
-            hidden = yield Forward([*pending, *(n.token for n in sent)], self._cache, num_hidden=1 + len(sent))
+            hidden = yield Forward([*pending, *self._read(sent)], self._cache, num_hidden=1 + len(sent))
         self._num_cached += len(pending)
         for i, (node, state) in enumerate(zip((self._root, *sent), hidden, strict=True)):
             node.hidden = state
@@ -490,7 +532,7 @@ class DraftEngine:
 
     def _read_row(self) -> Work[None]:
         """Runs the tokens of the row that the cache lacks, up to the root."""
-        pending = self._tokens[self._num_cached :]
+        pending = self._reading.tokens[self._num_cached :]
         self._root.hidden = (yield Forward(pending, self._cache, num_hidden=1))[0]
         self._num_cached += len(pending)
         self._num_steps += 1
@@ -526,16 +568,23 @@ class DraftEngine:
         is_second_choice = not node.is_run and any(other.chance > node.chance for other in _siblings(node))
         return is_worth_verifying(node.chance, rates, rates.acceptance**depth if is_second_choice else 0.0)
 
-    def _keep(self, path: Sequence[Node], root: Node | None) -> None:
-        """Makes `path` part of the row; keeps of the cache what is still right.
+    def _keep(self, path: Sequence[Node], root: Node | None, new_tokens: Sequence[int]) -> None:
+        """Makes `path` part of the row, and of what the assistant reads; keeps of the cache what is still right.
 
         Args:
             path: What follows the old root.
             root: The new root, the last of `path`, where its branch is kept. Otherwise the last token of the row is
                 the new root, and nothing is known after it.
+            new_tokens: What the row got.
         """
         run = [node for node in path if node.slot is not None]
         kept = [] if root is None else sorted((n for n in root.descendants() if n.slot is not None), key=_slot)
+        num_known = self._reading.extend(new_tokens, len(run))
+        if root is None:
+            # Some of the row's end may be read anew now; its last token always is, for what follows it.
+            num_known = max(min(num_known, len(self._reading.tokens) - 1), 0)
+            run = run[: max(num_known - self._num_cached, 0)]
+            self._num_cached = min(self._num_cached, num_known)
         keep_branch(self._cache, self._num_cached, [_slot(node) for node in (*run, *kept)])
         self._num_cached += len(run)
         for i, node in enumerate(kept):
@@ -570,6 +619,15 @@ class DraftEngine:
 
     # Bookkeeping
 
+    @property
+    def _shift(self) -> int:
+        """How many tokens longer the row is for the assistant."""
+        return len(self._reading.tokens) - len(self._tokens)
+
+    def _read(self, nodes: Sequence[Node]) -> list[int]:
+        """The assistant's tokens of nodes that are readable."""
+        return [token for node in nodes if (token := self._reading.token(node.token)) is not None]
+
     def _rates(self) -> Rates | None:
         return self._pace.rates(self._acceptance(1)[0])
 
@@ -581,13 +639,14 @@ class DraftEngine:
     def _has_room(self, num_tokens: int) -> bool:
         """Whether the assistant's positions reach far enough for the row and `num_tokens` more."""
         limit = self.assistant.max_length
-        has_room = limit is None or len(self._tokens) + num_tokens <= limit
+        num_read = len(self._reading.tokens)
+        has_room = limit is None or num_read + num_tokens <= limit
         if not has_room:
             logger.warning_once(
                 f"The assistant reads at most {limit} tokens (`max_position_embeddings`); from there on it drafts "
                 "nothing. An assistant with a longer context would keep the speed."
             )
-        return has_room and bool(self._tokens)
+        return has_room and num_read > 0 and not self._reading.is_waiting
 
     def _pace_of(self, num_rows: int) -> Pace:
         """The pace of calls with so many rows."""
@@ -596,7 +655,8 @@ class DraftEngine:
         return self._paces[num_rows]
 
     def _vocabulary(self, request: DraftRequest) -> DraftVocabulary | None:
-        key = (request.vocab_size, request.config.draft_vocab_size)
+        translation_key = request.translation and request.translation.key
+        key = (request.vocab_size, request.config.draft_vocab_size, translation_key)
         if key not in self._vocabularies:
             known = None if self._like is None else self._like._vocabulary(request)
             # A copy has tokens of its own for the round, and shares the static ones.
@@ -626,3 +686,9 @@ def _siblings(node: Node) -> list[Node]:
 def _slot(node: Node) -> int:
     assert node.slot is not None
     return node.slot
+
+
+def _num_common(left: Sequence[int], right: Sequence[int]) -> int:
+    """With how many of the same tokens two rows begin."""
+    pairs = zip(left, right, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -12,8 +12,9 @@ from transformers.utils import logging
 
 from .. import tree_attention
 from ..compat import CACHE_KEY
-from ..protocol import DraftRequest
+from ..protocol import DraftRequest, EncoderInputs
 from .assistant import AssistantModel, make_assistant
+from .reading import make_reading
 from .static_slabs import ATTENTION, RowCache, Slabs, StaticCache, make_slabs, register_attention
 from .tree_cache import SlabCache
 
@@ -42,7 +43,7 @@ class GraphedAssistant(AssistantModel):
         self._stages: list[_Stage] = []  # by capacity
         self._first: _Stage | None = None  # where the next row begins
         super().__init__(model)
-        self._is_static = self.takes_trees
+        self._is_static = self.takes_trees and self._reader is None
         register_attention()
         self._graphs = _GraphMaker(self.device) if capture else None
 
@@ -55,7 +56,8 @@ class GraphedAssistant(AssistantModel):
 
         Effects: falls back to the parent for good where the model does not allow static steps.
         """
-        least = len(request.prompt_ids) + NUM_SPARE
+        prompt = make_reading(request.prompt_ids[request.num_padding :], request.translation).tokens
+        least = len(prompt) + NUM_SPARE
         most = least + min(request.max_new_tokens, self.max_length or request.max_new_tokens)
         limits = [capacity for capacity in CAPACITIES if capacity >= least]
         needed = [limit for i, limit in enumerate(limits) if i == 0 or limits[i - 1] < most]
@@ -68,9 +70,13 @@ class GraphedAssistant(AssistantModel):
             self._give_up(repr(error))
         self._first = next((stage for stage in self._stages if stage.capacity in needed[:1]), None)
 
-    def new_cache(self) -> SlabCache:
+    def new_cache(self, encoder: EncoderInputs | None = None) -> SlabCache:
         """An empty cache, on the slabs of the one before if `prepare` was called."""
-        return super().new_cache() if self._first is None else RowCache(self._first.slabs)
+        return super().new_cache(encoder) if self._first is None else RowCache(self._first.slabs)
+
+    def runs_on(self, cache: SlabCache) -> bool:
+        """As in [`AssistantModel`]: graphs have slabs of their own."""
+        return isinstance(cache, RowCache) or self._first is None
 
     def forward(
         self,
@@ -203,7 +209,9 @@ class _Step:
         num_tokens, end = len(tokens), slots[-1] + 1
         filling = [0] * (self._bucket - num_tokens)
         scratch = [self._scratch] * len(filling)
-        self._inputs.copy_(torch.tensor([[*tokens, *filling], [*positions, *filling], [*slots, *scratch]]))
+        self._inputs.copy_(
+            torch.tensor([[*tokens, *filling], [*positions, *filling], [*slots, *scratch]], device="cpu")
+        )
         for kind, whole in self._masks.items():
             given = mask[kind] if isinstance(mask, dict) else mask
             first = end - given.shape[-1]  # a mask may leave out what all tokens see

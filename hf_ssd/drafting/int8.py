@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from torch import nn
@@ -36,7 +37,7 @@ class Int8Linear(nn.Module):
         self._scales = (weight.abs().amax(dim=1) / LEVELS).clamp(min=1e-12)
         rows = (weight / self._scales[:, None]).round().to(torch.int8)
         self._packed = torch.ops.onednn.qlinear_prepack(rows, None)
-        self._zero_points = torch.zeros(self.out_features, dtype=torch.long)
+        self._zero_points = torch.zeros(self.out_features, dtype=torch.long, device="cpu")
         self._bias = None if linear.bias is None else linear.bias.detach().float()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -75,16 +76,21 @@ def may_pay(model: nn.Module) -> bool:
 
     Without them the kernels are a thousand times slower, which one layer tells.
     """
-    linears = [module for module in model.modules() if type(module) is nn.Linear]
+    linears = [module for module in model.modules() if is_plain(module)]
     if not linears or not is_supported() or any(module.weight.device.type != "cpu" for module in linears):
         return False
     if sum(module.weight.numel() for module in linears) < MIN_AUTO_WEIGHTS:
         return False
     layer = min(linears, key=lambda module: module.weight.numel())
-    inputs = torch.ones(TRIAL_TOKENS, layer.in_features, dtype=layer.weight.dtype)
+    inputs = torch.ones(TRIAL_TOKENS, layer.in_features, dtype=layer.weight.dtype, device="cpu")
     with torch.inference_mode():
         int8 = Int8Linear(layer)
         return best_time(lambda: int8(inputs)) < MAX_SLOW_DOWN * best_time(lambda: layer(inputs))
+
+
+def is_plain(module: nn.Module | None) -> TypeGuard[nn.Linear]:
+    """Whether a module is a product with a matrix of numbers: a subclass may do more, and weights may be quantised."""
+    return type(module) is nn.Linear and type(module.weight) in (torch.Tensor, nn.Parameter)
 
 
 def best_time(action: Callable[[], object], repeats: int = 4) -> float:
@@ -117,8 +123,7 @@ def quantize_linears(model: nn.Module) -> None:
     replaced: dict[int, Int8Linear] = {}
     for module in list(model.modules()):
         for name, child in list(module._modules.items()):  # `named_children` names a shared layer only once
-            # Exact type: what a subclass does beyond a product is not known here.
-            if type(child) is nn.Linear and child.weight.device.type == "cpu":
+            if is_plain(child) and child.weight.device.type == "cpu":
                 if id(child) not in replaced:
                     replaced[id(child)] = Int8Linear(child)
                 module._modules[name] = replaced[id(child)]

@@ -13,6 +13,7 @@ from ..sampling import SaguaroLogitsProcessor, apply_processors, draw, looks_onl
 from .assistant import AssistantModel
 from .draft_vocab import MAX_CONTEXT_TOKENS, DraftVocabulary, frequent_tokens, resolve_size
 from .together import Projection, Work
+from .token_map import make_token_map
 
 logger = logging.get_logger(__name__)
 
@@ -60,8 +61,11 @@ class Proposer:
         self._draws, self._noise = request.draws, request.noise
         self._saguaro_coefficient = request.config.saguaro_coefficient if request.do_sample else 1.0
         self.processors = list(request.processors)
-        self._padding = list(request.prompt_ids[: request.num_padding])
+        # Before the others, so that prefixes have the length that the target's have.
+        self._unread = request.unread_ids
+        self._num_placeholders = len(self._unread) - request.num_padding
         self._vocabulary = vocabulary
+        self._map = make_token_map(assistant, request)
         self._generator = torch.Generator(assistant.device).manual_seed(request.seed)
         self._likely = torch.empty(0, dtype=torch.long, device=assistant.device)
 
@@ -70,9 +74,7 @@ class Proposer:
         if self._vocabulary is None:
             return
         recent = torch.tensor([*context[-MAX_CONTEXT_TOKENS:], *extra], dtype=torch.long, device=self.assistant.device)
-        limit = min(self.vocab_size, self.assistant.vocab_size)
-        tokens = torch.cat([recent, self._likely])
-        self._vocabulary.activate(tokens[tokens < limit])
+        self._vocabulary.activate(self._map.to_assistant(torch.cat([recent, self._likely])))
 
     @property
     def reads_prefixes(self) -> bool:
@@ -105,7 +107,7 @@ class Proposer:
         """
         token_ids: torch.Tensor | None = None
         if use_full_vocabulary or self._vocabulary is None:
-            scores = self._process(prefixes, self._fit((yield Projection(hidden))))
+            scores = self._process(prefixes, self._map.fit((yield Projection(hidden))))
         else:
             token_ids, scores = self._draft_scores(hidden, prefixes)
         scores = self._with_noise(scores, positions, token_ids)
@@ -159,7 +161,9 @@ class Proposer:
     def _with_noise(
         self, scores: torch.Tensor, positions: Sequence[int], token_ids: torch.Tensor | None
     ) -> torch.Tensor:
-        return scores if self._noise is None else self._noise.add_to(scores, positions, token_ids)
+        if self._noise is None:
+            return scores
+        return self._noise.add_to(scores, [self._num_placeholders + each for each in positions], token_ids)
 
     @staticmethod
     def _likeliest(scores: torch.Tensor, token_ids: torch.Tensor | None, count: int) -> list[list[Candidate]]:
@@ -174,14 +178,14 @@ class Proposer:
 
     def scores(self, hidden: torch.Tensor, prefixes: Sequence[Sequence[int]]) -> torch.Tensor:
         """Scores of all tokens, after the processors, of shape `(num_rows, vocab_size)`; arguments as for `draft`."""
-        return self._process(prefixes, self._fit(self.assistant.logits(hidden)))
+        return self._process(prefixes, self._map.fit(self.assistant.logits(hidden)))
 
     def _draft_scores(
         self, hidden: torch.Tensor, prefixes: Sequence[Sequence[int]]
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         if self._vocabulary is None:
             return None, self.scores(hidden, prefixes)
-        token_ids, logits = self._vocabulary.tokens, self._vocabulary.logits(hidden)
+        token_ids, logits = self._map.to_target(self._vocabulary.tokens), self._vocabulary.logits(hidden)
         if looks_only_at_scores(self.processors):
             return token_ids, self._process(prefixes, logits)
         # The other processors find tokens by their column.
@@ -194,7 +198,7 @@ class Proposer:
         rows: list[torch.Tensor] = []
         if self.reads_prefixes:
             device = logits.device
-            rows = [torch.tensor([*self._padding, *prefix], dtype=torch.long, device=device) for prefix in prefixes]
+            rows = [torch.tensor([*self._unread, *prefix], dtype=torch.long, device=device) for prefix in prefixes]
         while self.processors:
             try:
                 return apply_processors(self.processors, rows, logits.clone())
@@ -215,19 +219,12 @@ class Proposer:
                 return type(self.processors.pop(i)).__name__
         return type(self.processors.pop()).__name__
 
-    def _fit(self, logits: torch.Tensor) -> torch.Tensor:
-        """Cuts or pads the assistant's logits to the target's vocabulary."""
-        missing = self.vocab_size - logits.shape[1]
-        if missing > 0:
-            return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
-        return logits[:, : self.vocab_size]
-
 
 def make_vocabulary(assistant: AssistantModel, request: DraftRequest) -> DraftVocabulary | None:
     """The draft vocabulary that the settings ask for, or `None` where all tokens are used."""
-    limit = min(request.vocab_size, assistant.vocab_size)
-    size = resolve_size(request.config.draft_vocab_size, limit)
+    token_map = make_token_map(assistant, request)
+    size = resolve_size(request.config.draft_vocab_size, token_map.limit)
     if size is None or assistant.head is None:
         return None
-    static = frequent_tokens(assistant.model.name_or_path, size, limit)
+    static = token_map.drafted(frequent_tokens(assistant.model.name_or_path, token_map.limit, token_map.limit))[:size]
     return DraftVocabulary(assistant.head, static, in_int8=assistant.is_quantized)

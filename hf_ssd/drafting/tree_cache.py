@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicCache, DynamicIndexedLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicIndexedLayer, EncoderDecoderCache
 
 MIN_SPARE_TOKENS = 512  # a few megabytes for a small model, untouched until used
 
@@ -58,6 +58,31 @@ class SlabCache(DynamicCache):
 
     def __init__(self) -> None:
         Cache.__init__(self, layer_class_to_replicate=SlabLayer)
+
+    @property
+    def capacity(self) -> int:
+        """Entries that there is memory for."""
+        slabs = [layer._slabs for layer in self.layers if isinstance(layer, SlabLayer)]
+        return max((slab[0].shape[-2] for slab in slabs if slab is not None), default=0)
+
+
+class CrossCache(SlabCache):
+    """The cache of a row whose tokens also attend to what an encoder read.
+
+    Args:
+        states: That, of shape `(1, num_states, hidden_size)`.
+        mask: 1 for each state that may be attended to, of shape `(1, num_states)`; `None` for all.
+    """
+
+    def __init__(self, states: torch.Tensor, mask: torch.Tensor | None) -> None:
+        super().__init__()
+        self.states, self.mask = states, mask
+        self._cross = DynamicCache()  # keys and values of the states, computed in the first forward
+
+    @property
+    def for_model(self) -> EncoderDecoderCache:
+        """As models want it; it writes to this cache."""
+        return EncoderDecoderCache(self, self._cross)
 
 
 def _grown(old: torch.Tensor, new: torch.Tensor, num_old: int, capacity: int) -> torch.Tensor:

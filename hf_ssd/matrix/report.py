@@ -15,12 +15,22 @@ from .trials import FAILS, PASSES, REFUSED, SKIPPED, FamilyResult
 HEADINGS = ("family", "class", "what is special", "attention", "verifies", "drafts ahead", "rows", "right", "result")
 COLOURS = {PASSES: "green", REFUSED: "yellow", FAILS: "bold red", SKIPPED: "dim"}
 
+KINDS = {
+    "decoder-only": "Decoder-only models",
+    "encoder-decoder": "Encoder-decoder models",
+    "vision-language": "Vision-language models",
+}
+
 _EXPLANATION = """\
 Each family is a tiny model with random weights, made from its config class. Its assistant has the same weights with
 noise. Under each attention, for one row and for three rows of different lengths, the text of greedy decoding is
 compared with plain `generate()`, and that of coupled sampling with mode `"ar"` and the same seed. A copy of the target
 must also draft for it with hardly a rejection. What is refused must be refused by name, before the first token, as a
 target and as an assistant.
+
+The encoder of an encoder-decoder model reads a text or speech features. Its assistant reads them too, or takes the
+states of the target's encoder. A vision-language target gets an image; its assistant is a text model with the weights
+of its language model, which does not see the image.
 
 - *attention*: those of eager and sdpa that transformers has for the family.
 - *verifies*: whether a target verifies trees of draft tokens when decoding greedily, or chains.
@@ -63,14 +73,17 @@ def write_markdown(results: Sequence[FamilyResult], path: Path, command: str) ->
     Raises:
         OSError: If it cannot be written.
     """
-    rows = [HEADINGS, ("---",) * len(HEADINGS), *map(_cells, results)]
-    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     parts = [
         "# Model families",
         _EXPLANATION.rstrip(),
         f"`{command}` printed this page, with transformers {transformers.__version__}. {summary(results)}",
-        "\n".join(lines),
     ]
+    for kind, title in KINDS.items():
+        rows = [_cells(each) for each in results if each.kind == kind]
+        if rows:
+            table = [HEADINGS, ("---",) * len(HEADINGS), *rows]
+            lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in table]
+            parts += [f"## {title}", "\n".join(lines)]
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 

@@ -10,28 +10,32 @@ from concurrent.futures import ProcessPoolExecutor
 import torch
 
 from ..config import Backend
+from .encoders import ENCODER_FAMILIES
 from .families import FAMILIES
+from .multimodal import VISION_FAMILIES
 from .trials import FamilyResult, try_family
-from .zoo import Family
+from .zoo import Tried
+
+ALL_FAMILIES: tuple[Tried, ...] = (*FAMILIES, *ENCODER_FAMILIES, *VISION_FAMILIES)
 
 # Through a process of the assistant's own, too: one of each way to draft. It takes some seconds to start.
-WITH_PROCESS = ("llama", "gemma3_text", "bloom", "deepseek_v3", "mixtral")
+WITH_PROCESS = ("llama", "gemma3_text", "bloom", "deepseek_v3", "mixtral", "whisper", "qwen2_vl")
 
 
-def families_named(names: Sequence[str]) -> tuple[Family, ...]:
+def families_named(names: Sequence[str]) -> tuple[Tried, ...]:
     """All families, or those of some model types.
 
     Raises:
         ValueError: If there is none of a name.
     """
-    unknown = sorted(set(names) - {family.model_type for family in FAMILIES})
+    unknown = sorted(set(names) - {family.model_type for family in ALL_FAMILIES})
     if unknown:
-        known = sorted({family.model_type for family in FAMILIES})
+        known = sorted({family.model_type for family in ALL_FAMILIES})
         raise ValueError(f"`only` must name families, but got {unknown}. Known are {', '.join(known)}.")
-    return tuple(family for family in FAMILIES if not names or family.model_type in names)
+    return tuple(family for family in ALL_FAMILIES if not names or family.model_type in names)
 
 
-def try_families(families: Sequence[Family], num_jobs: int, backend: Backend | None = None) -> Iterator[FamilyResult]:
+def try_families(families: Sequence[Tried], num_jobs: int, backend: Backend | None = None) -> Iterator[FamilyResult]:
     """Tries families, several at a time.
 
     Args:
@@ -56,7 +60,7 @@ def try_families(families: Sequence[Family], num_jobs: int, backend: Backend | N
         yield from pool.map(_try_all, families, [backend] * len(families))
 
 
-def _try_all(family: Family, backend: Backend | None) -> FamilyResult:
+def _try_all(family: Tried, backend: Backend | None) -> FamilyResult:
     result = try_family(family, backend or "inline")
     if backend is None and result.passes and family.model_type in WITH_PROCESS:
         other = try_family(family, "process")

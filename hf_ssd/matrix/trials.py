@@ -20,14 +20,12 @@ from ..kv_cache import keeps_everything
 from ..metrics import SSDStats
 from ..target_trees import Masks, masks_of
 from ..vocabulary import UnsupportedError
-from .zoo import VOCAB_SIZE, Family
+from .zoo import SEED, Family, Tried
 
 PASSES, REFUSED, FAILS, SKIPPED = "passes", "refused", "fails", "skipped"
 
 ATTENTIONS = ("eager", "sdpa")
-SEED = 7
 NUM_TOKENS = 20
-PROMPT_LENGTHS = (12, 9, 5)  # of the rows of a batch; all longer or shorter than the windows of 8
 # Rows, mode, and whether tokens are sampled. Mode "sd" is compared with what the call before it was.
 CALLS: tuple[tuple[int, Mode, bool], ...] = (
     (1, "ssd", False),
@@ -46,6 +44,7 @@ class FamilyResult:
     Args:
         model_type: The family.
         remark: What is special about it.
+        kind: What sort of model it is.
         architecture: Class of the model.
         result: `"passes"`, `"refused"`, `"fails"` or `"skipped"`.
         reason: Why it does not pass.
@@ -59,6 +58,7 @@ class FamilyResult:
 
     model_type: str
     remark: str
+    kind: str = "decoder-only"
     architecture: str | None = None
     result: str = PASSES
     reason: str | None = None
@@ -82,7 +82,7 @@ class Difference(Exception):
     """SSD returned something else than `generate()`."""
 
 
-def try_family(family: Family, backend: Backend = "inline", attentions: Sequence[str] = ATTENTIONS) -> FamilyResult:
+def try_family(family: Tried, backend: Backend = "inline", attentions: Sequence[str] = ATTENTIONS) -> FamilyResult:
     """Compares SSD with plain `generate()`, and coupled sampling with mode `"ar"`, for one row and for three.
 
     Args:
@@ -90,13 +90,13 @@ def try_family(family: Family, backend: Backend = "inline", attentions: Sequence
         backend: Where the assistant runs.
         attentions: What to try; what the family does not have is left out.
     """
-    result = FamilyResult(family.model_type, family.remark)
+    result = FamilyResult(family.model_type, family.remark, family.kind)
     if not family.is_known:
         return replace(result, result=SKIPPED, reason="not in this version of transformers")
     for attention in attentions:
         try:
             target = family.make(attn_implementation=attention)
-            target.generate(**_prompts(1), max_new_tokens=2, do_sample=False)
+            target.generate(**family.prompts(1), max_new_tokens=2, do_sample=False)
         except Exception as error:  # not SSD's doing; it says why
             if isinstance(error, ValueError) and ("implementation" in str(error) or "does not support" in str(error)):
                 continue
@@ -104,19 +104,23 @@ def try_family(family: Family, backend: Backend = "inline", attentions: Sequence
         assistant = family.make_assistant(attn_implementation=attention)
         result = replace(result, architecture=type(target).__name__, attentions=(*result.attentions, attention))
         try:
-            acceptance = _compare(target, assistant, backend)
-            own_acceptance = _draft_for_itself(target, family.make(attn_implementation=attention), backend)
+            acceptance = _compare(family, target, assistant, backend)
+            own_acceptance = None
+            if family.drafts_for_itself:
+                twin = family.make(attn_implementation=attention)
+                own_acceptance = _draft_for_itself(family, target, twin, backend)
         except UnsupportedError as error:
-            return _refused(result, target, error)
+            return _refused(family, result, target, error)
         except Exception as error:  # whatever it is, the table says so and goes on
             return replace(result, result=FAILS, reason=f"{attention}: {error!r}")
-        result = replace(result, acceptance=acceptance, own_acceptance=own_acceptance, **_ways(target, assistant))
+        result = replace(result, acceptance=acceptance, own_acceptance=own_acceptance)
+        result = replace(result, **_ways(family, target, assistant))
     if not result.attentions:
         return replace(result, result=SKIPPED, reason=f"has no {' or '.join(attentions)} attention")
     return result
 
 
-def _compare(target: PreTrainedModel, assistant: PreTrainedModel, backend: Backend) -> float | None:
+def _compare(family: Tried, target: PreTrainedModel, assistant: PreTrainedModel, backend: Backend) -> float | None:
     """The acceptance of greedy decoding of one row.
 
     Raises:
@@ -125,8 +129,12 @@ def _compare(target: PreTrainedModel, assistant: PreTrainedModel, backend: Backe
     """
     acceptance, expected = None, torch.empty(0)
     for num_rows, mode, samples in CALLS:
+        if num_rows > family.max_rows:
+            continue
         config = SSDConfig(backend=backend, mode=mode, num_assistant_tokens=4, seed=SEED if samples else None)
-        kwargs = {**_prompts(num_rows), "max_new_tokens": NUM_TOKENS, "do_sample": samples}
+        kwargs: dict[str, Any] = {**family.prompts(num_rows), "max_new_tokens": NUM_TOKENS, "do_sample": samples}
+        if samples:
+            kwargs["temperature"] = 1.0  # Whisper goes by this
         streamer = _Counter()
         kwargs["streamer"] = streamer if num_rows == 1 else None
         try:
@@ -144,20 +152,21 @@ def _compare(target: PreTrainedModel, assistant: PreTrainedModel, backend: Backe
             expected = generate_with_ssd(target, ssd_config=replace(config, mode="ar"), **kwargs)
         elif mode == "ssd":
             expected = target.generate(**kwargs)
-        _check_equal(name, expected, found)
+        num_given = 0 if target.config.is_encoder_decoder else kwargs["input_ids"].shape[1]
+        _check_equal(name, expected, found, num_given)
         if acceptance is None:
             acceptance = stats.acceptance
     return acceptance
 
 
-def _draft_for_itself(target: PreTrainedModel, twin: PreTrainedModel, backend: Backend) -> float | None:
+def _draft_for_itself(family: Tried, target: PreTrainedModel, twin: PreTrainedModel, backend: Backend) -> float | None:
     """The acceptance of an assistant that is the target: a wrong mask or position costs acceptance and nothing else.
 
     Raises:
         Difference: If it is too low.
     """
     config = SSDConfig(backend=backend, num_assistant_tokens=4)
-    kwargs = {**_prompts(1), "max_new_tokens": NUM_TOKENS, "do_sample": False}
+    kwargs: dict[str, Any] = {**family.prompts(1), "max_new_tokens": NUM_TOKENS, "do_sample": False}
     generate_with_ssd(target, assistant_model=twin, ssd_config=config, **kwargs)
     acceptance: float | None = target.ssd_stats.acceptance
     if acceptance is None or acceptance < MIN_OWN_ACCEPTANCE:
@@ -165,16 +174,17 @@ def _draft_for_itself(target: PreTrainedModel, twin: PreTrainedModel, backend: B
     return acceptance
 
 
-def _refused(result: FamilyResult, target: PreTrainedModel, error: UnsupportedError) -> FamilyResult:
+def _refused(family: Tried, result: FamilyResult, target: PreTrainedModel, error: UnsupportedError) -> FamilyResult:
     """Also checks that it is refused as an assistant, by name, and that plain generation does work."""
     name = type(target).__name__
     result = replace(result, result=REFUSED, reason=str(error), attentions=())
     if name not in str(error):
         return replace(result, result=FAILS, reason=f"refused without its name: {error}")
     llama = Family("llama").make()
-    kwargs = {**_prompts(1), "max_new_tokens": 4, "do_sample": False}
+    kwargs: dict[str, Any] = {**family.prompts(1), "max_new_tokens": 4, "do_sample": False}
+    text = {**Family("llama").prompts(1), "max_new_tokens": 4}
     try:
-        generate_with_ssd(llama, assistant_model=target, ssd_config={"backend": "inline"}, **kwargs)
+        generate_with_ssd(llama, assistant_model=target, ssd_config={"backend": "inline"}, **text)
     except UnsupportedError as refusal:
         if name not in str(refusal):
             return replace(result, result=FAILS, reason=f"refused without its name: {refusal}")
@@ -188,14 +198,15 @@ def _refused(result: FamilyResult, target: PreTrainedModel, error: UnsupportedEr
     return result
 
 
-def _ways(target: PreTrainedModel, assistant: PreTrainedModel) -> dict[str, Any]:
+def _ways(family: Tried, target: PreTrainedModel, assistant: PreTrainedModel) -> dict[str, Any]:
     """How the family is decoded, as [`FamilyResult`] has it."""
-    cache = DynamicCache(config=target.config)
+    cache = DynamicCache(config=target.config.get_text_config(decoder=True))
+    together = "together" if decodes_together(target, {CACHE_KEY: cache}) else "one by one"
     takes_trees = keeps_everything(cache) and masks_of(target) is not Masks.OWN
     return {
         "drafts": "trees" if takes_trees else "chains",
         "drafts_ahead": AssistantModel(assistant).takes_trees,
-        "rows": "together" if decodes_together(target, {CACHE_KEY: cache}) else "one by one",
+        "rows": together if family.max_rows > 1 else "one",
     }
 
 
@@ -212,23 +223,10 @@ class _Counter(BaseStreamer):
         pass
 
 
-def _prompts(num_rows: int) -> dict[str, torch.Tensor]:
-    """Left-padded prompts, the same each time."""
-    generator = torch.Generator().manual_seed(SEED)
-    longest = PROMPT_LENGTHS[0]
-    input_ids = torch.randint(1, VOCAB_SIZE, (num_rows, longest), generator=generator)
-    attention_mask = torch.ones_like(input_ids)
-    for row, length in zip(range(num_rows), PROMPT_LENGTHS, strict=False):
-        input_ids[row, : longest - length] = 0
-        attention_mask[row, : longest - length] = 0
-    return {"input_ids": input_ids, "attention_mask": attention_mask}
-
-
-def _check_equal(name: str, expected: torch.Tensor, found: torch.Tensor) -> None:
+def _check_equal(name: str, expected: torch.Tensor, found: torch.Tensor, num_given: int = 0) -> None:
     if expected.tolist() == found.tolist():
         return
     if expected.shape != found.shape:
         raise Difference(f"{name}: {tuple(found.shape)} instead of {tuple(expected.shape)} tokens")
     row, position = (expected != found).nonzero()[0].tolist()
-    position -= PROMPT_LENGTHS[0]
-    raise Difference(f"{name}: token {position} of row {row} differs")
+    raise Difference(f"{name}: token {position - num_given} of row {row} differs")

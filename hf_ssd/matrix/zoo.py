@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
@@ -46,6 +46,47 @@ NOISE = 0.06  # relative to the spread of the weights: drafts are right in about
 SPREAD = 0.1  # of parameters of one dimension, around their initial values
 
 
+PROMPT_LENGTHS = (12, 9, 5)  # of the rows of a batch; all longer or shorter than the windows of 8
+SEED = 7
+
+
+class Tried(Protocol):
+    """Tiny models of one architecture, as the trials need them.
+
+    Attributes:
+        model_type: As in `AutoConfig.for_model`.
+        remark: What is special about it.
+        kind: `"decoder-only"`, `"encoder-decoder"` or `"vision-language"`.
+        max_rows: Most rows that a call may have.
+        drafts_for_itself: Whether a copy of the target, as its assistant, knows all that the target does.
+    """
+
+    @property
+    def model_type(self) -> str: ...
+    @property
+    def remark(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def max_rows(self) -> int: ...
+    @property
+    def drafts_for_itself(self) -> bool: ...
+    @property
+    def is_known(self) -> bool: ...
+
+    def make(self, *, attn_implementation: str | None = None) -> PreTrainedModel:
+        """The target."""
+        ...
+
+    def make_assistant(self, *, attn_implementation: str | None = None) -> PreTrainedModel:
+        """One that is partly right."""
+        ...
+
+    def prompts(self, num_rows: int) -> dict[str, torch.Tensor]:
+        """Arguments of `generate()`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Family:
     """One architecture of transformers, tiny.
@@ -63,11 +104,14 @@ class Family:
     settings: dict[str, Any] = field(default_factory=dict)
     is_refused: bool = False
     noise: float = NOISE
+    kind: str = "decoder-only"
+    max_rows: int = 3
+    drafts_for_itself: bool = True
 
     @property
     def is_known(self) -> bool:
         """Whether the installed transformers has this family."""
-        return self.model_type in CONFIG_MAPPING
+        return is_known(self.model_type)
 
     @property
     def config_values(self) -> dict[str, Any]:
@@ -90,16 +134,44 @@ class Family:
         config = AutoConfig.for_model(self.model_type, **{**self.config_values, **settings})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    if parameter.dim() < 2:  # biases, norms, sinks: without it all 0 or 1, and what goes wrong unseen
-                        parameter.add_(torch.randn_like(parameter) * SPREAD)
-                    elif noise:
-                        parameter.add_(torch.randn_like(parameter) * noise * parameter.std())
-        model.generation_config = GenerationConfig(pad_token_id=0)
-        return model
+            return finish(AutoModelForCausalLM.from_config(config, dtype=torch.float32), noise)
 
     def make_assistant(self, **settings: Any) -> PreTrainedModel:
         """A model that is near the family's: as its assistant it is partly right."""
         return self.make(noise=self.noise, **settings)
+
+    def prompts(self, num_rows: int) -> dict[str, torch.Tensor]:
+        """Left-padded prompts, the same each time."""
+        return text_prompts(num_rows)
+
+
+def text_prompts(num_rows: int) -> dict[str, torch.Tensor]:
+    """Left-padded prompts, the same each time."""
+    generator = torch.Generator().manual_seed(SEED)
+    longest = PROMPT_LENGTHS[0]
+    input_ids = torch.randint(1, VOCAB_SIZE, (num_rows, longest), generator=generator)
+    attention_mask = torch.ones_like(input_ids)
+    for row, length in zip(range(num_rows), PROMPT_LENGTHS, strict=False):
+        input_ids[row, : longest - length] = 0
+        attention_mask[row, : longest - length] = 0
+    return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+def is_known(model_type: str) -> bool:
+    """Whether the installed transformers has a family."""
+    return model_type in CONFIG_MAPPING
+
+
+def finish(model: PreTrainedModel, noise: float) -> PreTrainedModel:
+    """A new random model made ready: no parameters that are all alike, and as much noise as asked for.
+
+    Effects: changes the model, and draws from torch's generator.
+    """
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() < 2:  # biases, norms, sinks: without it all 0 or 1, and what goes wrong unseen
+                parameter.add_(torch.randn_like(parameter) * SPREAD)
+            elif noise:
+                parameter.add_(torch.randn_like(parameter) * noise * parameter.std())
+    model.generation_config = GenerationConfig(pad_token_id=0)
+    return model.eval()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import mmap
 import os
 import pickle
 import tempfile
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 ALIGNMENT = 64  # bytes; what vectorised kernels like
 
@@ -73,7 +74,9 @@ class Arena:
         """The tensor at `place`, a view of the shared memory."""
         raw = torch.frombuffer(self._map, dtype=torch.uint8, count=place.storage_bytes, offset=place.offset_bytes)
         storage = raw.untyped_storage()
-        return torch.empty(0, dtype=place.dtype).set_(storage, place.storage_offset, place.shape, place.stride)
+        return torch.empty(0, dtype=place.dtype, device="cpu").set_(
+            storage, place.storage_offset, place.shape, place.stride
+        )
 
     def close_descriptor(self) -> None:
         """Gives up the descriptor; the memory stays while tensors view it."""
@@ -101,7 +104,7 @@ def share_model(model: nn.Module) -> tuple[ModelParcel, Arena]:
             # The whole storage at once, so that tensors that share it keep sharing it.
             source = tensor.detach().untyped_storage()
             if source.nbytes():
-                torch.empty(0, dtype=torch.uint8).set_(shared.untyped_storage()).copy_(
+                torch.empty(0, dtype=torch.uint8, device="cpu").set_(shared.untyped_storage()).copy_(
                     torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
                 )
             is_filled.add(place.offset_bytes)
@@ -115,14 +118,19 @@ def open_model(parcel: ModelParcel, arena: Arena) -> nn.Module:
     return _TensorUnpickler(io.BytesIO(parcel.skeleton), parcel.places, arena).load()
 
 
-def weight_identities(model: nn.Module) -> tuple[tuple[int, ...], ...]:
-    """What tells whether a model's weights were replaced: changes in place do not count, both sides see those."""
-    return tuple((tensor.data_ptr(), tensor.numel()) for tensor in _tensors(model))
+def pack_again(model: nn.Module, parcel: ModelParcel) -> ModelParcel:
+    """A model anew whose weights are in shared memory already: what is not a tensor may have changed since.
 
-
-def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
+    Raises:
+        pickle.PicklingError, TypeError, AttributeError: If the model cannot be sent to another process.
+        ValueError: If its weights are not, or no longer, where `parcel` says.
+    """
+    skeleton, tensors = _pickle_without_tensors(model)
+    places, size_bytes = _lay_out(tensors)
+    offsets = [place.offset_bytes for place in places]
+    if size_bytes != parcel.size_bytes or offsets != [place.offset_bytes for place in parcel.places]:
+        raise ValueError("the model's weights are not those that were shared")
+    return ModelParcel(skeleton, tuple(places), size_bytes)
 
 
 class _TensorPickler(pickle.Pickler):
@@ -132,7 +140,8 @@ class _TensorPickler(pickle.Pickler):
         self._index: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, torch.Tensor):
+        # Of a quantised tensor those inside are placed.
+        if not isinstance(obj, torch.Tensor) or is_traceable_wrapper_subclass(obj):
             return None
         if id(obj) not in self._index:
             self._index[id(obj)] = len(self.tensors)
@@ -143,7 +152,38 @@ class _TensorPickler(pickle.Pickler):
         # Classes and functions travel by name. Those of the caller's script have one, but not in another process.
         if isinstance(obj, (type, types.FunctionType)) and obj.__module__ == "__main__":
             raise pickle.PicklingError(f"{obj.__qualname__} is defined in `__main__`")
+        if hasattr(obj, "_torchdynamo_orig_callable"):  # what torch.compile returned for a function
+            return _same, (obj._torchdynamo_orig_callable,)
+        if isinstance(obj, types.MethodType) and isinstance(obj.__func__, functools.partial):  # torchao's `extra_repr`
+            return _bound, (obj.__func__, obj.__self__)
+        if isinstance(obj, torch.Tensor) and is_traceable_wrapper_subclass(obj):
+            names, context = obj.__tensor_flatten__()
+            inner = {name: getattr(obj, name) for name in names}
+            shape = obj.size(), obj.stride()
+            return _wrapped, (type(obj), inner, context, *shape, isinstance(obj, nn.Parameter), obj.requires_grad)
         return NotImplemented
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _bound(function: Any, owner: Any) -> types.MethodType:
+    return types.MethodType(function, owner)
+
+
+def _wrapped(
+    kind: Any,
+    inner: dict[str, torch.Tensor],
+    context: Any,
+    size: torch.Size,
+    stride: tuple[int, ...],
+    is_parameter: bool,
+    requires_grad: bool,
+) -> torch.Tensor:
+    """A tensor that holds others, as quantisation makes them."""
+    tensor: torch.Tensor = kind.__tensor_unflatten__(inner, context, size, stride)
+    return nn.Parameter(tensor, requires_grad=requires_grad) if is_parameter else tensor
 
 
 class _TensorUnpickler(pickle.Unpickler):

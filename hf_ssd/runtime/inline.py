@@ -11,9 +11,11 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..drafting import DraftEngine, make_assistant
+from ..drafting.int8 import copy_modules
 from ..protocol import DraftRequest, SpeculatorError
 from ..sampling import Processor
 from ..types import Outcome, Speculation
+from ..wrappers import input_device
 
 logger = logging.get_logger(__name__)
 
@@ -31,8 +33,8 @@ class InlineSpeculator:
 
     def __init__(self, model: PreTrainedModel, quantization: str | None = None) -> None:
         self._quantization = quantization
-        self.device = str(model.device)
-        self._model = model
+        self.device = str(input_device(model))
+        self._model = in_evaluation(model)
         self._engine: DraftEngine | None = None
         self._outcome: tuple[Outcome, float | None] | None = None
 
@@ -69,6 +71,17 @@ class InlineSpeculator:
             return function(*args)
         except Exception as error:  # whatever the assistant's own code raises must not end the run
             raise SpeculatorError(f"the assistant failed: {error!r}") from error
+
+
+def in_evaluation(model: PreTrainedModel) -> PreTrainedModel:
+    """`model`, or where that is being trained another one over the same weights, which drops nothing out."""
+    if not any(module.training for module in model.modules()):
+        return model
+    try:
+        return copy_modules(model).eval()
+    except Exception as error:  # whatever a model may hold that cannot be copied
+        logger.info(f"The assistant's modules cannot be copied ({error!r}); it drafts in training mode.")
+        return model
 
 
 def copy_processors(processors: Sequence[Processor]) -> list[Processor]:

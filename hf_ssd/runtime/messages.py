@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..protocol import DraftRequest
@@ -33,10 +34,27 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Renew:
+    """Caller: the assistant's weights have been changed in place; its modules too, where there is a parcel (to a
+    process) or a model (to a thread).
+    """
+
+    parcel: ModelParcel | None = None
+    model: PreTrainedModel | None = None
+
+
+@dataclass(frozen=True)
 class Ready:
     """Worker: the assistant is loaded."""
 
     takes_trees: bool
+
+
+@dataclass(frozen=True)
+class Translate:
+    """Caller: this pickle is the translation of the rows from here on. It is large, so it is sent once for many."""
+
+    translation: bytes | None
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,12 @@ from transformers.utils import logging
 
 from ..config import SSDConfig
 from ..protocol import Speculator, SpeculatorError
+from ..wrappers import input_device
+from .backoff import Backoff
 from .inline import InlineSpeculator
 from .placement import normalize_device, place_assistant
 from .process import AssistantLoadError, AssistantWorker, is_supported
-from .speculator import Worker, WorkerSpeculator
+from .speculator import LostSpeculator, Worker, WorkerSpeculator
 from .stream import StreamWorker
 
 logger = logging.get_logger(__name__)
@@ -24,6 +26,8 @@ logger = logging.get_logger(__name__)
 _WORKERS: weakref.WeakKeyDictionary[PreTrainedModel, Worker] = weakref.WeakKeyDictionary()
 _THREADS: weakref.WeakKeyDictionary[PreTrainedModel, Worker] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
+# Of assistants whose worker has failed.
+_BACKOFFS: weakref.WeakKeyDictionary[PreTrainedModel, Backoff] = weakref.WeakKeyDictionary()
 # Assistants that cannot live in another process. They need not be tried at every call.
 _THREAD_ONLY: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
 
@@ -62,6 +66,19 @@ def start_worker(assistant: PreTrainedModel, target: PreTrainedModel, config: SS
         return worker
 
 
+def worker_process(assistant: PreTrainedModel) -> AssistantWorker | None:
+    """The process that holds `assistant`, if it has one."""
+    worker = _WORKERS.get(assistant)
+    assert worker is None or isinstance(worker, AssistantWorker)
+    return worker
+
+
+def living_workers(assistant: PreTrainedModel) -> tuple[bool, bool]:
+    """Whether `assistant` has a process, and whether it has a thread, that could draft now."""
+    process, thread = _WORKERS.get(assistant), _THREADS.get(assistant)
+    return process is not None and process.is_alive, thread is not None and thread.is_alive
+
+
 def close_worker(assistant: PreTrainedModel) -> None:
     """Ends the workers of `assistant`, if there are any. The next call starts another."""
     with _LOCK:
@@ -89,17 +106,29 @@ def speculator_for(
         config: Settings of the call.
         num_threads: CPU threads of the assistant, where it has a process or a thread of its own.
 
+    Where a worker cannot be started, or has failed several times in a row, the speculator says so when it is asked, and
+    the call goes on without it.
+
     Raises:
-        SpeculatorError: If the assistant cannot have the process that `backend="process"` asks for.
+        AssistantLoadError: If the assistant cannot have the process that `backend="process"` asks for.
         ValueError: If the backend does not allow the settings.
     """
     if config.backend == "process" and not is_supported():
         raise ValueError('`backend="process"` needs a POSIX system, which this is not. Use "auto" or "stream".')
     if config.backend != "inline":
         with contextlib.ExitStack() as stack:
-            worker = _acquire(assistant, target, config, stack)
+            try:
+                worker = _acquire(assistant, target, config, stack)
+            except AssistantLoadError:
+                raise
+            except SpeculatorError as error:
+                yield LostSpeculator(str(error))
+                return
             if worker is not None:
-                yield WorkerSpeculator(worker, num_threads, config.timeout_s)
+                try:
+                    yield WorkerSpeculator(worker, num_threads, config.timeout_s)
+                finally:
+                    _take_note(assistant, has_failed=not worker.is_alive)
                 return
     _device_in_caller(assistant, config.assistant_device)
     yield InlineSpeculator(assistant, config.assistant_quantization)
@@ -109,6 +138,7 @@ def _acquire(
     assistant: PreTrainedModel, target: PreTrainedModel, config: SSDConfig, stack: contextlib.ExitStack
 ) -> Worker | None:
     """The assistant's worker, loaded and reserved until `stack` unwinds; `None` if the call must draft inline."""
+    _check_backoff(assistant)
     while True:
         worker = None
         try:
@@ -119,6 +149,8 @@ def _acquire(
             stack.enter_context(worker.reserve())
             if worker.is_alive:
                 worker.wait_ready()
+                worker.renew(assistant)
+            if worker.is_alive:
                 return worker
         except AssistantLoadError as error:
             if config.backend == "process":
@@ -130,9 +162,28 @@ def _acquire(
             )
         except SpeculatorError:
             if worker is None:
+                _take_note(assistant, has_failed=True)
                 raise
             return worker  # it says so again when the row starts, and the row goes on without it
-        stack.close()  # it has to be a thread, or the worker died or was replaced while this call waited for it
+        stack.close()  # it has to be a thread, or the worker died, was replaced while this call waited, or ended
+
+
+def _check_backoff(assistant: PreTrainedModel) -> None:
+    """Raises [`SpeculatorError`] where the assistant has failed too often to be tried again now."""
+    backoff = _BACKOFFS.get(assistant)
+    if backoff is not None and backoff.wait_s > 0:
+        raise SpeculatorError(
+            f"the assistant has failed {backoff.num_failures} times in a row, and is tried again in "
+            f"{backoff.wait_s:.0f} s"
+        )
+
+
+def _take_note(assistant: PreTrainedModel, *, has_failed: bool) -> None:
+    backoff = _BACKOFFS.setdefault(assistant, Backoff())
+    if has_failed:
+        backoff.failed()
+    else:
+        backoff.succeeded()
 
 
 def _device_in_caller(assistant: PreTrainedModel, requested: str) -> str:
@@ -141,7 +192,7 @@ def _device_in_caller(assistant: PreTrainedModel, requested: str) -> str:
     Raises:
         ValueError: If another is requested.
     """
-    device = normalize_device(assistant.device)
+    device = normalize_device(input_device(assistant))
     if requested != "auto" and normalize_device(requested) != device:
         raise ValueError(
             f'`assistant_device` must be "auto" where the assistant drafts in the caller\'s process, but got '

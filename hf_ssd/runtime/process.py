@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import os
+import pickle
 import secrets
 import socket
 import struct
@@ -20,14 +21,16 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..protocol import DraftRequest, SpeculatorError
+from ..translation import Translation
 from ..types import Outcome, Speculation
 from . import messages
-from .arena import share_model, weight_identities
+from .arena import pack_again, share_model
+from .model_state import ModelState, plain_tensors, weight_places
 from .speculator import Worker, warn_unless_ahead
 
 # A fresh interpreter that imports torch and transformers on a busy machine.
 START_TIMEOUT_S = 180.0
-SEND_TIMEOUT_S = 60
+MESSAGE_TIMEOUT_S = 60  # for the whole of a message that has begun
 CLOSE_TIMEOUT_S = 2.0
 DRAIN_TIMEOUT_S = 60.0
 
@@ -46,6 +49,10 @@ class AssistantLoadError(SpeculatorError):
 
 class _NoAnswerError(Exception):
     """The worker was silent for too long. Not a `TimeoutError`: a caller's own signal handler may raise that."""
+
+
+class _BadAnswerError(Exception):
+    """What came from the worker is no answer."""
 
 
 def is_supported() -> bool:
@@ -67,13 +74,15 @@ class AssistantWorker(Worker):
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._load: messages.Load | None = None
-        self._identities: tuple[tuple[int, ...], ...] = ()
+        self._state: ModelState | None = None
+        self._is_shared = False  # whether both sides see all of the weights in one memory
         self._key = secrets.token_bytes(32)
         self._owner = os.getpid()
         self._is_ready = False
         self._cause = "the assistant's process has ended"
         self._rows = itertools.count()
         self._num_unanswered = 0
+        self._translation: Translation | None = None  # what the process knows
         self._replies: dict[int, messages.Answer | messages.Failure] = {}  # by row, not asked for yet
 
     def start(self, model: PreTrainedModel) -> None:
@@ -84,9 +93,12 @@ class AssistantWorker(Worker):
         """
         try:
             parcel, arena = share_model(model)
+        except (OSError, MemoryError) as error:
+            raise SpeculatorError(f"there is no shared memory for the assistant: {error}") from error
         except Exception as error:  # pickling runs any code
             raise AssistantLoadError(f"the assistant cannot be sent to another process: {error!r}") from error
-        self._identities = weight_identities(model)
+        self._state = ModelState.of(model)
+        self._is_shared = all(tensor.device.type == "cpu" for tensor in plain_tensors(model))
         self._load = messages.Load(parcel, self.device, self._quantization, logging.get_verbosity())
         ours, theirs = socket.socketpair()
         setup = {
@@ -108,12 +120,14 @@ class AssistantWorker(Worker):
             self._process.stdin.write(json.dumps(setup).encode() + b"\n")
             self._process.stdin.close()
         except OSError as error:
+            ours.close()
             raise SpeculatorError(f"the assistant's process cannot be started: {error}") from error
         finally:
             theirs.close()
             arena.close_descriptor()
-        # A worker that does not read must not hold a send up for ever.
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
+        # A worker that does not read, or stops in the middle of a message, must not hold the caller up for ever.
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", MESSAGE_TIMEOUT_S, 0))
         self._connection = Connection(ours.detach())
 
     def wait_ready(self) -> None:
@@ -132,7 +146,7 @@ class AssistantWorker(Worker):
             deliver_challenge(connection, self._key)
             messages.send(connection, self._load)
             self._poll(START_TIMEOUT_S)
-            reply = messages.receive(connection)
+            reply = self._receive((messages.Ready, messages.Failure))
             self._is_ready = isinstance(reply, messages.Ready)
         if isinstance(reply, messages.Failure):
             self.close()
@@ -147,11 +161,32 @@ class AssistantWorker(Worker):
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
+    @property
+    def connection(self) -> Connection:
+        """To the process. Raises [`SpeculatorError`] where that has ended."""
+        return self._connected()
+
     def holds(self, model: PreTrainedModel) -> bool:
-        """Whether the worker's weights are still the model's. Changes in place do not count: both see them, but for a
-        copy in 8 bits, which drafts with the old ones.
-        """
-        return weight_identities(model) == self._identities
+        if self._state is None or weight_places(model) != self._state.places:
+            return False
+        return self._is_shared or ModelState.of(model) == self._state
+
+    def renew(self, model: PreTrainedModel) -> None:
+        state = ModelState.of(model)
+        if self._state is None or self._load is None or state == self._state:
+            return
+        parcel = None
+        # On another device the worker has a copy, to be made again.
+        if state.adapters != self._state.adapters or self.device != "cpu":
+            try:
+                parcel = pack_again(model, self._load.parcel)
+            except ValueError:
+                self.close()
+                return
+            except Exception as error:
+                raise AssistantLoadError(f"the assistant cannot be sent to another process: {error!r}") from error
+        self._send(messages.Renew(parcel))
+        self._state = state
 
     def close(self) -> None:
         """Ends the process. Harmless when it has ended, and in a fork of the caller, whose process it is not."""
@@ -181,7 +216,11 @@ class AssistantWorker(Worker):
         self._drain()
         row = next(self._rows)
         processors = messages.pickle_processors(request.processors)
-        request = dataclasses.replace(request, processors=())
+        if request.translation is not self._translation:
+            self._send(messages.Translate(_pickle_translation(request.translation)))
+            self._translation = request.translation
+        encoder = None if request.encoder is None else request.encoder.on("cpu")
+        request = dataclasses.replace(request, processors=(), translation=None, encoder=encoder)
         self._send(messages.Start(row, request, num_threads, processors))
         return row
 
@@ -194,7 +233,7 @@ class AssistantWorker(Worker):
         with self._failures():
             while row not in self._replies:
                 self._poll(timeout_s)
-                reply = messages.receive(self._connected())
+                reply = self._receive((messages.Answer, messages.Failure))
                 self._num_unanswered -= 1
                 self._replies[row if reply.row == -1 else reply.row] = reply
             reply = self._replies.pop(row)
@@ -211,7 +250,7 @@ class AssistantWorker(Worker):
         with self._failures():
             while self._num_unanswered > 0:
                 self._poll(DRAIN_TIMEOUT_S)
-                messages.receive(self._connected())
+                self._receive((messages.Answer, messages.Failure))
                 self._num_unanswered -= 1
             self._replies.clear()
 
@@ -224,6 +263,23 @@ class AssistantWorker(Worker):
         with self._failures():
             messages.send(self._connected(), message)
 
+    def _receive(self, kinds: tuple[type, ...]) -> Any:
+        """The next message.
+
+        Raises:
+            _BadAnswerError: If it is none that is due: another program or version wrote it, or half of one is missing.
+        """
+        connection = self._connected()
+        try:
+            reply = messages.receive(connection)
+        except (EOFError, OSError):
+            raise
+        except Exception as error:  # unpickling rubbish may raise anything
+            raise _BadAnswerError(f"the assistant's process sent what is no message: {error!r}") from error
+        if not isinstance(reply, kinds):
+            raise _BadAnswerError(f"the assistant's process sent {type(reply).__name__}, which is not due here")
+        return reply
+
     def _poll(self, timeout_s: float) -> None:
         if not self._connected().poll(timeout_s):
             raise _NoAnswerError(f"no answer from the assistant's process for {timeout_s:g} s")
@@ -235,15 +291,33 @@ class AssistantWorker(Worker):
             yield
         except SpeculatorError:
             raise
-        except (_NoAnswerError, EOFError, ConnectionError, BlockingIOError, AuthenticationError) as error:
-            if isinstance(error, (_NoAnswerError, BlockingIOError)) and self._process is not None:
+        except (_NoAnswerError, _BadAnswerError) as error:
+            if self._process is not None:
                 self._process.kill()  # it may be stopped, and would not leave by itself
             self.close()
+            self._cause = str(error)
+            raise SpeculatorError(self._cause) from error
+        except TimeoutError:
+            self.close()
+            raise  # a caller's own signal handler may raise that
+        except (EOFError, OSError, AuthenticationError) as error:
+            if isinstance(error, BlockingIOError) and self._process is not None:
+                self._process.kill()
+            self.close()
             status = self._process.returncode if self._process is not None else None
-            is_silent = isinstance(error, _NoAnswerError)
-            self._cause = str(error) if is_silent else f"the assistant's process has died (exit status {status})"
+            self._cause = f"the assistant's process has died (exit status {status})"
             raise SpeculatorError(self._cause) from error
         except BaseException:
             # Ctrl-C, or what a signal handler raised, perhaps in mid message: what is read next would be its rest.
             self.close()
             raise
+
+
+def _pickle_translation(translation: Translation | None) -> bytes | None:
+    """Raises [`SpeculatorError`] where a tokenizer's own code cannot be sent."""
+    try:
+        return None if translation is None else pickle.dumps(translation, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise SpeculatorError(
+            f'the assistant\'s tokenizer cannot be sent to its process ({error!r}); `backend="stream"` does without'
+        ) from error

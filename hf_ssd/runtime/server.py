@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..drafting import DraftEngine, GraphedAssistant, Work, make_fast_assistant, work_together
 from . import messages
+from .cpu_threads import set_own_threads
 
 T = TypeVar("T")
 
@@ -47,17 +49,21 @@ class Server:
     def __init__(self, channel: Channel, model: PreTrainedModel) -> None:
         self._channel = channel
         self._model = model
+        self._translation: Any = None
         self._engines: dict[str | None, list[DraftEngine]] = {}
         self._rows: dict[int, DraftEngine] = {}  # in the order in which they are drafted for next
 
     @torch.inference_mode()
-    def engine(self, quantization: str | None) -> DraftEngine:
-        """An engine that no row uses, with the assistant in this quantization, made where there is none."""
+    def engine(self, quantization: str | None, tokens: Sequence[int] = ()) -> DraftEngine:
+        """An engine that no row uses, with the assistant in this quantization, made where there is none.
+
+        Of several it is the one that knows most of the row's first `tokens`.
+        """
         engines = self._engines.setdefault(quantization, [])
         busy = {id(engine) for engine in self._rows.values()}
-        free = next((engine for engine in engines if id(engine) not in busy), None)
-        if free is not None:
-            return free
+        free = [engine for engine in engines if id(engine) not in busy]
+        if free:
+            return max(free, key=lambda engine: engine.num_known(tokens))
         if not engines or isinstance(engines[0].assistant, GraphedAssistant):
             # Graphs belong to the slabs of one row.
             assistant = make_fast_assistant(self._model, quantization)
@@ -81,6 +87,8 @@ class Server:
     def _handle(self, message: Any) -> None:
         if isinstance(message, messages.Start):
             self._start(message)
+        elif isinstance(message, messages.Translate):
+            self._translation = message.translation  # made of it when a row begins, which may fail
         elif isinstance(message, messages.Resolve):
             resolves, other = self._gather(message)
             self._answer([each for each in resolves if each.row in self._rows])
@@ -88,6 +96,20 @@ class Server:
                 self._handle(other)
         elif isinstance(message, messages.Stop):
             self._rows.pop(message.row, None)
+        elif isinstance(message, messages.Renew):
+            self._renew(message.model)
+
+    def _renew(self, model: PreTrainedModel | None) -> None:
+        """Drops what was computed or copied from the weights as they were, and all else where the modules are new."""
+        self._rows.clear()
+        if model is not None:
+            self._model = model
+            self._engines.clear()
+        for quantization, engines in list(self._engines.items()):
+            if engines and engines[0].assistant.is_quantized:
+                del self._engines[quantization]
+            for engine in engines:
+                engine.forget()
 
     def _gather(self, message: messages.Resolve) -> tuple[list[messages.Resolve], Any]:
         """The outcomes that come together: those of a batch do. And the message after them, if it has been read."""
@@ -117,12 +139,18 @@ class Server:
             self._give_up([message.row])
 
     def _start_row(self, message: messages.Start) -> None:
-        # Of this thread alone: OpenMP keeps the number for each thread that asks for a team.
-        if torch.get_num_threads() != message.num_threads:
-            torch.set_num_threads(message.num_threads)
-        engine = self._rows[message.row] = self.engine(message.request.config.assistant_quantization)
+        set_own_threads(message.num_threads)
+        request = message.request
+        tokens = request.prompt_ids[request.num_padding :]
+        engine = self._rows[message.row] = self.engine(request.config.assistant_quantization, tokens)
         sent = messages.unpickle_processors(message.processors, engine.assistant.device)
-        request = dataclasses.replace(message.request, processors=[*message.request.processors, *sent])
+        if isinstance(self._translation, bytes):
+            self._translation = pickle.loads(self._translation)
+        request = dataclasses.replace(
+            request,
+            processors=[*request.processors, *sent],
+            translation=request.translation or self._translation,
+        )
         if isinstance(engine.assistant, GraphedAssistant):
             engine.assistant.prepare(request)
         if message.is_awaited:
@@ -145,5 +173,7 @@ class Server:
 
     def _give_up(self, rows: Sequence[int]) -> None:
         for row in rows:
-            self._rows.pop(row, None)
+            engine = self._rows.pop(row, None)
+            if engine is not None:
+                engine.forget()  # some layers may have got further than others
             self._channel.send(messages.Failure(row, traceback.format_exc()))

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..protocol import DraftRequest
+from ..protocol import DraftRequest, SpeculatorError
 from ..types import Outcome, Speculation
 from .messages import Ready
 
@@ -56,7 +56,14 @@ class Worker(ABC):
 
     @abstractmethod
     def holds(self, model: PreTrainedModel) -> bool:
-        """Whether the worker's weights are still the model's. Changes in place do not count: both see them."""
+        """Whether the worker can serve the model as it is now: its weights have not been replaced by others."""
+
+    @abstractmethod
+    def renew(self, model: PreTrainedModel) -> None:
+        """Tells the worker, between two calls, what has changed in the model since: weights in place, adapters.
+
+        A worker that cannot go on with it ends. Raises [`SpeculatorError`].
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -112,10 +119,39 @@ class WorkerSpeculator:
         self._worker.end_row(self._row)
 
 
+class LostSpeculator:
+    """Stands for a speculator that could not be had: it says why when a row starts.
+
+    Args:
+        cause: Why, in words.
+    """
+
+    threads: int | None = None
+    device = "cpu"
+
+    def __init__(self, cause: str) -> None:
+        self._cause = cause
+
+    def another(self) -> LostSpeculator:
+        return self
+
+    def start(self, request: DraftRequest) -> None:
+        raise SpeculatorError(self._cause)
+
+    def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> None:
+        raise SpeculatorError(self._cause)
+
+    def receive(self) -> Speculation:
+        raise SpeculatorError(self._cause)
+
+    def stop(self) -> None:
+        raise SpeculatorError(self._cause)
+
+
 def warn_unless_ahead(ready: Ready) -> None:
     """Says so where an assistant cannot draft ahead."""
     if not ready.takes_trees:
         logger.warning_once(
             "The assistant does not take attention masks for branches, so it drafts only after each outcome (as "
-            'mode="sd" does). An assistant without ALiBi positions would draft ahead.'
+            'mode="sd" does). An assistant whose positions are neither ALiBi nor relative would draft ahead.'
         )

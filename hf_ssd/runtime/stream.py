@@ -4,8 +4,8 @@ Threads share the interpreter lock, so where kernels are launched one by one fro
 without graphs) the two sides overlap less than two processes do. It needs no copy of the assistant and starts at once.
 
 CPU threads: OpenMP keeps a number of threads for each thread that asks for a team of them, so
-`torch.set_num_threads()` in the assistant's thread leaves the target's as it is, and the other way round. Only threads
-that are created during a call start with whichever number was set last.
+`torch.set_num_threads()` in the assistant's thread leaves the target's as it is, and the other way round. Threads that
+are created during a call get neither's ([`cpu_threads`]).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ..protocol import DraftRequest, SpeculatorError
 from ..sampling import Processor
 from ..types import Outcome, Speculation
 from . import messages
-from .arena import weight_identities
 from .inline import copy_processors
+from .model_state import ModelState, weight_places
 from .server import Server
 from .speculator import Worker, warn_unless_ahead
 
@@ -58,7 +58,7 @@ class StreamWorker(Worker):
         self._outbox = Mailbox(torch.device(device))
         self._thread: threading.Thread | None = None
         self._owner = os.getpid()
-        self._identities: tuple[tuple[int, ...], ...] = ()
+        self._state: ModelState | None = None
         self._is_ready = self._is_over = False
         self._replies: dict[int, list[messages.Started | messages.Answer | messages.Failure]] = {}  # not asked for yet
         self._cause = "the assistant's thread has ended"
@@ -66,7 +66,7 @@ class StreamWorker(Worker):
 
     def start(self, model: PreTrainedModel) -> None:
         """Starts the thread. It returns before that is ready."""
-        self._identities = weight_identities(model)
+        self._state = ModelState.of(model)
         arguments = (_second_object(model), self._quantization, self._inbox, self._outbox)
         self._thread = threading.Thread(target=_serve, args=arguments, name="hf_ssd assistant", daemon=True)
         self._inbox.put(None)  # the weights may still be on their way to the device
@@ -94,7 +94,15 @@ class StreamWorker(Worker):
         return self._thread.is_alive() or not self._outbox.empty()
 
     def holds(self, model: PreTrainedModel) -> bool:
-        return weight_identities(model) == self._identities
+        return self._state is not None and weight_places(model) == self._state.places
+
+    def renew(self, model: PreTrainedModel) -> None:
+        state = ModelState.of(model)
+        if self._state is None or state == self._state:
+            return
+        has_new_modules = state.adapters != self._state.adapters
+        self._put(messages.Renew(model=_second_object(model) if has_new_modules else None))
+        self._state = state
 
     def close(self) -> None:
         """Ends the thread once its step is done. Harmless when it has ended, and in a fork, which has none."""
@@ -227,13 +235,13 @@ _CLOSED = object()
 
 
 def _second_object(model: PreTrainedModel) -> PreTrainedModel:
-    """Another model over the same weights.
+    """Another model over the same weights, in evaluation mode.
 
     The thread must not keep the caller's alive, at whose end it ends. And a target that is its own assistant, or shares
     its config, must not attend as the thread does meanwhile, which is set in the config: so that is another one too.
     """
     try:
-        return copy_modules(model)
+        return copy_modules(model).eval()
     except Exception as error:  # whatever a model may hold that cannot be copied
         logger.info(f"The assistant's modules cannot be copied ({error!r}); the thread uses them as they are.")
         return copy.copy(model)
@@ -270,6 +278,8 @@ def _tensors(message: Any) -> Iterator[torch.Tensor]:
     if isinstance(message, messages.Start):
         for processor in message.request.processors:
             yield from _attributes(processor)
+        if message.request.encoder is not None:
+            yield from message.request.encoder.tensors
 
 
 def _attributes(processor: Processor) -> Iterator[torch.Tensor]:

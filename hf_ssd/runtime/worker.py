@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -14,8 +15,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from ..drafting.assistant import MASKED_ATTENTION
 from . import messages
-from .arena import Arena, open_model
+from .arena import Arena, ModelParcel, open_model
 from .server import Server
 
 logger = logging.get_logger(__name__)
@@ -36,11 +38,14 @@ def main(setup: dict[str, Any]) -> None:
     try:
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
-        server = _load(connection, Arena(setup["arena"], setup["arena_bytes"]))
+        server = _start(connection, Arena(setup["arena"], setup["arena_bytes"]))
         if server is not None:
             server.run()
     except (EOFError, ConnectionError):
         pass  # the caller is done with us
+    except Exception:
+        # What came was no message of this version. The caller sees the end of the connection.
+        logger.warning(f"The assistant's process gives up:\n{traceback.format_exc()}")
     # Not through interpreter shutdown: a thread of some library might hold it up.
     os._exit(0)
 
@@ -52,17 +57,13 @@ def _leave_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def _load(connection: Connection, arena: Arena) -> Server | None:
+def _start(connection: Connection, arena: Arena) -> Server | None:
     load: messages.Load = messages.receive(connection)
     logging.set_verbosity(load.log_level)
     try:
-        model = open_model(load.parcel, arena)
+        channel = _ConnectionChannel(connection, arena, load.device)
+        server = Server(channel, channel.open(load.parcel))
         arena.close_descriptor()
-        assert isinstance(model, PreTrainedModel)
-        model = model.eval().to(load.device)
-        if model.config._attn_implementation not in ("eager", "sdpa"):
-            model.set_attn_implementation("sdpa")  # trees need masks
-        server = Server(_ConnectionChannel(connection), model)
         takes_trees = server.engine(load.quantization).assistant.takes_trees
     except Exception:
         messages.send(connection, messages.Failure(-1, traceback.format_exc()))
@@ -71,17 +72,45 @@ def _load(connection: Connection, arena: Arena) -> Server | None:
     return server
 
 
-class _ConnectionChannel:
-    """A connection as a server uses it."""
+def _attend_with_masks(model: PreTrainedModel) -> None:
+    """Replaces an attention that takes no masks, which trees need."""
+    for name in ("sdpa", "eager"):
+        with contextlib.suppress(ValueError, ImportError):  # not every family has both
+            model.set_attn_implementation(name)
+            return
 
-    def __init__(self, connection: Connection) -> None:
+
+class _ConnectionChannel:
+    """A connection as a server uses it.
+
+    Args:
+        connection: To the caller.
+        arena: Holds the weights of the models that come over it.
+        device: Where they go.
+    """
+
+    def __init__(self, connection: Connection, arena: Arena, device: str) -> None:
         self._connection = connection
+        self._arena = arena
+        self._device = device
 
     def has_message(self, timeout_s: float = 0.0) -> bool:
         return self._connection.poll(timeout_s)
 
     def receive(self) -> Any:
-        return messages.receive(self._connection)
+        message = messages.receive(self._connection)
+        if isinstance(message, messages.Renew) and message.parcel is not None:
+            return messages.Renew(model=self.open(message.parcel))
+        return message
+
+    def open(self, parcel: ModelParcel) -> PreTrainedModel:
+        """The model in `parcel`, ready to draft."""
+        model = open_model(parcel, self._arena)
+        assert isinstance(model, PreTrainedModel)
+        model = model.eval().to(self._device)
+        if model.config._attn_implementation not in MASKED_ATTENTION:
+            _attend_with_masks(model)
+        return model
 
     def send(self, message: Any) -> None:
         if isinstance(message, messages.Answer):

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from other_tokenizer_pair import make_pair
 from tiny_models import make_noisy, make_target
 from tiny_pair import byte_tokenizer, save_tiny_pair
+from tiny_tokenizers import byte_level
 from typer.testing import CliRunner
 
 from hf_ssd.bench.arms import Runner, build_arms
@@ -191,3 +193,28 @@ def test_settings_build_the_config_that_is_measured() -> None:
     assert CompareSettings(temperature=0.5, top_p=0.9).sampling == {
         "do_sample": True, "num_beams": 1, "temperature": 0.5, "top_k": 0, "top_p": 0.9,
     }  # fmt: skip
+
+
+def test_a_pair_with_two_tokenizers(tmp_path: Path) -> None:
+    """transformers' own assisted generation gets both tokenizers too."""
+    tokenizers = byte_level(420), byte_level(320)
+    for name, model, tokenizer in zip(("target", "assistant"), make_pair(*tokenizers), tokenizers, strict=True):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    pair = ["--target", str(tmp_path / "target"), "--assistant", str(tmp_path / "assistant"), "--dtype", "float32"]
+    options = [
+        "--prompt",
+        "The cat",
+        "--repeats",
+        "1",
+        "--max-new-tokens",
+        "12",
+        "--arms",
+        "ar,hf_assisted,ssd",
+        "--json",
+    ]
+    result = CliRunner().invoke(app, ["compare", *pair, *options], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    arms = json.loads(result.stdout)["arms"]
+    assert [arms[name]["identical_to_ar"] for name in ("ar", "hf_assisted", "ssd")] == [[1, 1]] * 3
+    assert arms["ssd"]["degraded"] is None

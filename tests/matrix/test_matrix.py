@@ -20,7 +20,7 @@ from hf_ssd.matrix.drawn_calls import draw_invalid, draw_valid
 from hf_ssd.matrix.families import FAMILIES
 from hf_ssd.matrix.run import WITH_PROCESS, families_named
 from hf_ssd.matrix.trials import FamilyResult, try_family
-from hf_ssd.matrix.zoo import Family
+from hf_ssd.matrix.zoo import Family, text_prompts
 from hf_ssd.target_trees import Masks, counts_slots, masks_of
 
 REFUSED_FAMILIES = [family for family in FAMILIES if family.is_refused]
@@ -121,7 +121,7 @@ class TestWhatTheFamiliesFound:
     def test_a_repetition_penalty_is_drafted_with(self, num_rows: int) -> None:
         """It knows the padding of each row of the batch, and drafting gives it other numbers of rows."""
         target, twin = Family("llama").make(), Family("llama").make()
-        prompts = trials._prompts(num_rows)
+        prompts = text_prompts(num_rows)
         config = {"backend": "inline", "num_assistant_tokens": 4}
         settings = {"repetition_penalty": 1.5, "max_new_tokens": 28, "do_sample": False}
         plain = target.generate(**prompts, **settings)
