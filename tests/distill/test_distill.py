@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hf_ssd.cli import app
+from hf_ssd.config import SSDConfig
+from hf_ssd.distill import evaluation
 from hf_ssd.distill.folder import WorkFolder
 from hf_ssd.distill.results import DistillResult
 from hf_ssd.distill.run import distill
@@ -28,6 +31,12 @@ def settings_of(out: Path, target: Path, **values) -> DistillSettings:
     values = {"layers": 1, "dtype": "float32", "max_length": 192, "max_new_tokens": 16, "minutes": 5, "tokens": 60,
               "epochs": 12, "writing_batch_size": 6, "learning_rate": 3e-3, **values}  # fmt: skip
     return DistillSettings(out=out, target=str(target), **values)
+
+
+@pytest.fixture
+def _without_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the closing evaluation draft where it is: starting a process takes most of a small run's time."""
+    monkeypatch.setattr(evaluation, "SSDConfig", partial(SSDConfig, backend="inline"))
 
 
 class Made:
@@ -85,6 +94,7 @@ class TestAssistant:
 
 
 class TestFolder:
+    @pytest.mark.usefixtures("_without_process")
     def test_where_all_is_done_a_run_only_measures(self, made: Made) -> None:
         again = Made(made.settings)
         assert again.result.num_steps == made.result.num_steps
@@ -109,6 +119,7 @@ class TestFolder:
         assert last_checkpoint(tmp_path / "nothing") is None
 
 
+@pytest.mark.usefixtures("_without_process")
 def test_without_a_cache_the_target_is_asked_in_training(target_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "document.txt").write_text("the red ball. the small stone. " * 60)
     data = (str(tmp_path / "document.txt"),)
