@@ -51,7 +51,7 @@ def assert_as_alone(rows: list[list[int]], target, prompts, *, seeds=None, **kwa
         assert not any(row[len(expected) :]), "what follows the end is padding"
 
 
-@pytest.mark.parametrize("num_rows", [2, 3, 8, 32])
+@pytest.mark.parametrize("num_rows", [2, 3, 8, pytest.param(32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_sampled", [False, True], ids=["greedy", "coupled"])
 def test_every_row_is_as_alone(target, noisy, num_rows: int, is_sampled: bool) -> None:
     prompts = [prompt(1 + (5 * row) % 17, seed=row) for row in range(num_rows)]
@@ -64,7 +64,7 @@ def test_every_row_is_as_alone(target, noisy, num_rows: int, is_sampled: bool) -
 
 
 @pytest.mark.parametrize("backup", ["jit", "ngram", "none"])
-@pytest.mark.parametrize("is_sampled", [False, True], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("is_sampled", [pytest.param(False, marks=pytest.mark.slow), True], ids=["greedy", "coupled"])
 def test_whatever_answers_a_miss(target, noisy, backup: str, is_sampled: bool) -> None:
     prompts = [prompt(1 + (5 * row) % 17, seed=row) for row in range(5)]
     seeds = tuple(range(5)) if is_sampled else None
@@ -102,7 +102,7 @@ def test_beside_an_assistant_that_drafts_for_all_rows(target, noisy, backend: st
     pool.close_worker(noisy)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("attention", [pytest.param("eager", marks=pytest.mark.slow), "sdpa"])
 def test_positions_do_not_drift(noisy, attention: str) -> None:
     target = make_target(attn_implementation=attention)
     prompts = [prompt(3), prompt(20, seed=1), prompt(9, seed=2)]

@@ -76,6 +76,7 @@ def test_is_the_target_with_the_noise_token_by_token(target, noisy, name: str) -
     assert 0 < target.ssd_stats.acceptance < 1
 
 
+@pytest.mark.slow
 def test_two_hundred_prompts_and_seeds(target, noisy, unrelated) -> None:
     """SSD, SD and AR, with any assistant, K, budget, tree, rounding of drafts, temperature of the assistant."""
     rng = random.Random(0)

@@ -51,19 +51,19 @@ class TestTwoHundredTokens:
         assert (stats.hit_rate is not None) == (mode == "ssd")
 
     @pytest.mark.parametrize("mode", ["ssd", "sd"])
-    @pytest.mark.parametrize("backend", ["inline", "process"])
+    @pytest.mark.parametrize("backend", ["inline", pytest.param("process", marks=pytest.mark.slow)])
     def test_a_target_that_is_its_own_assistant(self, target, prompt_ids, mode, backend) -> None:
         for size, least in ((None, 1.0), ("auto", 0.9)):  # of a tree it is not always the likeliest token that is sent
             config = SSDConfig(mode=mode, backend=backend, draft_tree_size=size, **ITS_OWN_WORD)
             stats = assert_equals_plain(target, target, prompt_ids, config, max_new_tokens=200)
             assert stats.acceptance >= least
 
-    @pytest.mark.parametrize("mode", ["ssd", "sd"])
+    @pytest.mark.parametrize("mode", ["ssd", pytest.param("sd", marks=pytest.mark.slow)])
     def test_partly_right_in_a_process(self, target, shared_noisy, prompt_ids, mode) -> None:
         stats = assert_equals_plain(target, shared_noisy, prompt_ids, SSDConfig(mode=mode), max_new_tokens=200)
         assert 0.4 < stats.acceptance < 0.95
 
-    @pytest.mark.parametrize("mode", ["ssd", "sd"])
+    @pytest.mark.parametrize("mode", ["ssd", pytest.param("sd", marks=pytest.mark.slow)])
     def test_never_right_in_a_process(self, target, shared_unrelated, prompt_ids, mode) -> None:
         for size, most in ((None, 0.2), ("auto", 0.4)):  # one of eight guesses is right more often
             config = SSDConfig(mode=mode, draft_tree_size=size, **ITS_OWN_WORD)

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicCache
 
 from ..call_arguments import call_config
 from ..checks import check_call, check_model, check_pair
+from ..encoder_inputs import check_encoders
 from ..pairs import check_memory, module_sizes
 from ..runtime.placement import format_bytes, free_memory
 from ..vocabulary import UnsupportedError
@@ -108,6 +109,11 @@ def examine_pair(target: Checkpoint, assistant: Checkpoint, findings: Findings) 
     Returns:
         Whether tokens are translated between two tokenizers.
     """
+    num_before = len(findings.items)
+    with findings.refusals("checks", "encoder"):
+        check_encoders(target.model, assistant.model)
+    if len(findings.items) > num_before:
+        return False  # the vocabulary is the least of its troubles
     tokenizers = (target.tokenizer, assistant.tokenizer)
     translation = None
     with findings.refusals("checks", "vocabulary") as found:
@@ -116,7 +122,7 @@ def examine_pair(target: Checkpoint, assistant: Checkpoint, findings: Findings) 
         found(f"{sizes[0]} tokens" if sizes[0] == sizes[1] else f"{sizes[0]} and {sizes[1]} tokens")
     if None in tokenizers:
         lacking = "target" if target.tokenizer is None else "assistant"
-        findings.add("checks", "tokenizer", f"the {lacking} has none to compare; the sizes agree", Status.NOTE)
+        findings.add("checks", "tokenizer", f"the {lacking} has none to compare; sizes must do", Status.NOTE)
     elif translation is not None:
         text = f"another one: {translation.num_shared} tokens are the same and can be drafted"
         findings.add("checks", "tokenizer", text, Status.NOTE)

@@ -49,6 +49,7 @@ def test_arms_for_single_rows_are_left_out() -> None:
     assert not any(can_batch(Arm("x", method, 1)) for method in (Method.ASSISTED, Method.PROMPT_LOOKUP))
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path) -> None:
     pytest.importorskip("matplotlib")
     target, assistant = save_tiny_pair(tmp_path)

@@ -87,6 +87,7 @@ def test_the_report_says_what_was_measured(found) -> None:
     json.dumps(found.to_dict())
 
 
+@pytest.mark.slow
 def test_the_command(pair, tmp_path) -> None:
     pytest.importorskip("matplotlib")
     target, assistant = pair

@@ -125,6 +125,7 @@ def test_what_goes_wrong_is_kept_for_the_page(models):
     assert "must hold some text" in race.error
 
 
+@pytest.mark.slow
 def test_another_precision_is_loaded_when_it_is_asked_for(models):
     race = run(models, RaceSettings(arms=("SSD",), dtype="bfloat16", max_new_tokens=6))
     assert race.error is None

@@ -57,14 +57,6 @@ def saved(folder: Path, model: Any, tokenizer: Any = None) -> str:
     return str(folder)
 
 
-def test_another_tokenizer_is_translated(folders, tmp_path) -> None:
-    tokenizer = byte_level(320)
-    assistant = saved(tmp_path, make_noisy(vocab_size=320), tokenizer)
-    diagnosis = diagnose(folders[0], assistant, probe=False)
-    assert "258 and 320 tokens, of which 258 are in both" in text_of(diagnosis, "vocabulary")
-    assert text_of(diagnosis, "tokenizer").startswith("note: another one: give enable_ssd `tokenizer`")
-
-
 class TestBeforeWeightsAreLoaded:
     """What is wrong with a pair is told from its configurations."""
 
@@ -88,12 +80,13 @@ class TestBeforeWeightsAreLoaded:
         diagnosis = diagnose(folders[0], saved(tmp_path, MambaForCausalLM(config)))
         assert "The assistant must be able to take tokens back, but MambaForCausalLM" in diagnosis.verdict
 
-    def test_an_encoder_decoder_model_is_named(self, folders, tmp_path) -> None:
+    def test_an_assistant_that_cannot_read_what_the_encoder_does(self, folders, tmp_path) -> None:
         config = BartConfig(vocab_size=VOCAB_SIZE, d_model=16, encoder_layers=1, decoder_layers=1)
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
             setattr(config, name, 2)
         diagnosis = diagnose(saved(tmp_path, BartForConditionalGeneration(config)), folders[1])
-        assert "BartForConditionalGeneration is an encoder-decoder model" in diagnosis.verdict
+        assert diagnosis.verdict.startswith("refused: encoder.")
+        assert "LlamaForCausalLM drafts for BartForConditionalGeneration" in diagnosis.verdict
 
     def test_another_vocabulary(self, folders, tmp_path) -> None:
         diagnosis = diagnose(folders[0], saved(tmp_path, make_noisy(vocab_size=5000)))

@@ -23,6 +23,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["check-sampling", "--target", str(target), "--assistant", str(assistant), *sizes]
 
 
+@pytest.mark.slow
 def test_exact_rules_pass_and_a_strong_bias_is_caught_also_after_an_interruption(
     options: list[str], tmp_path: Path
 ) -> None:

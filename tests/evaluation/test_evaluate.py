@@ -99,6 +99,7 @@ def test_the_report_has_tables_and_speeds(out: Path) -> None:
     assert str(out) not in report
 
 
+@pytest.mark.slow
 def test_a_run_killed_half_way_and_started_again_ends_the_same(options: list[str], out: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from hf_ssd.cli import main; main()", *options, *GREEDY, "--out", str(tmp_path)]
     process = subprocess.Popen(command, cwd=Path(hf_ssd.__file__).parent.parent, stderr=subprocess.DEVNULL)
