@@ -14,7 +14,10 @@ from .checks import generate_owner
 def num_prompts(model: PreTrainedModel, kwargs: dict[str, Any]) -> int | None:
     """Number of prompts or recordings; `None` where the model makes its own."""
     names = ("inputs", "input_ids", model.main_input_name)
-    return next((len(kwargs[name]) for name in names if kwargs.get(name) is not None), None)
+    given = next((kwargs[name] for name in names if kwargs.get(name) is not None), None)
+    if given is None and kwargs.get("encoder_outputs") is not None:
+        given = kwargs["encoder_outputs"][0]
+    return None if given is None else len(given)
 
 
 def may_sample(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
@@ -38,10 +41,24 @@ def _parameters(model: PreTrainedModel) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(vars(generate_owner(type(model)))["generate"]).parameters
 
 
-def by_name(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Positional arguments by their names, and the others."""
-    signature = inspect.Signature(list(_parameters(model).values()))
-    arguments = signature.bind_partial(None, *args, **kwargs).arguments
-    del arguments["self"]
-    others = arguments.pop("kwargs", {})
-    return {**arguments, **others}
+def by_name(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any], after: type) -> dict[str, Any]:
+    """Positional arguments by their names, and the others.
+
+    Args:
+        model: The target.
+        args: Positional arguments, without the model.
+        kwargs: The others.
+        after: The class whose `generate()` was called, and calls that of the next one.
+    """
+    classes = type(model).__mro__[type(model).__mro__.index(after) + 1 :] if args and isinstance(model, after) else ()
+    # A class of the caller's own may name them as it likes.
+    own = next((vars(each)["generate"] for each in classes if "generate" in vars(each)), None)
+    parameters = _parameters(model) if own is None else inspect.signature(own).parameters
+    names = [each.name for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
+    if len(args) > len(names):
+        raise TypeError(f"generate() takes {len(names)} positional arguments, but got {len(args)}.")
+    given = dict(zip(names, args, strict=False))
+    twice = sorted(given.keys() & kwargs.keys())
+    if twice:
+        raise TypeError(f"generate() got multiple values for argument '{twice[0]}'")
+    return {**given, **kwargs}

@@ -99,7 +99,7 @@ class SSDGenerationMixin(GenerationMixin):
         Raises:
             UnsupportedError: Before the first token, if the models or arguments do not allow it.
         """
-        kwargs = by_name(self, args, kwargs)
+        kwargs = by_name(self, args, kwargs, after=SSDGenerationMixin)
         attached: Attachment | None = self.__dict__.get("_ssd_attachment")
         is_explicit = ssd_config is not None
         if kwargs.get("custom_generate") is not None or not (is_explicit or attached):
@@ -113,7 +113,7 @@ class SSDGenerationMixin(GenerationMixin):
         kind = _kind_of_call(self, kwargs)
         mode = policy.choose(kind)
         output, stats = self._generate_in_mode(replace(config, mode=mode), assistant, kwargs, is_explicit=is_explicit)
-        if stats.mode == mode:
+        if stats.mode == mode and stats.degraded is None:
             change = policy.learn(kind, mode, stats.num_tokens, stats.duration_s)
             if change is not None:
                 logger.info(f'mode="auto" for {kind[0]} row(s): {change}.')
@@ -145,7 +145,7 @@ class SSDGenerationMixin(GenerationMixin):
             what = f"draws as transformers does. {problem}" if is_ar else f"runs without SSD. {error}"
             logger.warning_once(f"This call {what}")
             return self._generate_plainly(kwargs)
-        recorder = self._recorder(config.mode, config.trace)
+        recorder = _recorder(self.ssd_monitor, config.mode, config.trace)
         call = SSDCall(assistant, config, recorder, translation)
         if generate_owner(type(self)) is GenerationMixin:
             output = super().generate(**{**kwargs, "assistant_model": call, "assistant_tokenizer": None})
@@ -155,7 +155,7 @@ class SSDGenerationMixin(GenerationMixin):
             others = {name: value for name, value in kwargs.items() if name not in of_assistant}
             with _running(_Running(self, call)):
                 output = super().generate(**others)
-        return self._finish(output, recorder)
+        return _finish(self, self.ssd_monitor, output, recorder)
 
     def _tokenizers(self, assistant: PreTrainedModel | None, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The target's and the assistant's: the call's own, or those that `enable_ssd` was given with the assistant."""
@@ -168,23 +168,13 @@ class SSDGenerationMixin(GenerationMixin):
         return tokenizer, assistant_tokenizer
 
     def _generate_plainly(self, kwargs: dict[str, Any]) -> tuple[Any, SSDStats]:
-        recorder = self._recorder("ar")
+        recorder = _recorder(self.ssd_monitor, "ar")
         eos_token_id = call_config(self, kwargs).eos_token_id
         if kwargs.get("assistant_model") is None:
             kwargs = {name: value for name, value in kwargs.items() if name != "assistant_model"}
         with _running(None):
             output = decode_plainly(super().generate, kwargs, recorder, eos_token_id)
-        return self._finish(output, recorder)
-
-    def _recorder(self, mode: str, trace: bool = False) -> Recorder:
-        monitor = self.ssd_monitor
-        return Recorder(mode, trace) if monitor is None else Recorder(mode, trace, monitor.on_round)
-
-    def _finish(self, output: Any, recorder: Recorder) -> tuple[Any, SSDStats]:
-        self.ssd_stats = stats = recorder.close()
-        if self.ssd_monitor is not None:
-            self.ssd_monitor.on_call(stats)
-        return with_stats(output, stats), stats
+        return _finish(self, self.ssd_monitor, output, recorder)
 
     # `generate()` prepares everything (special tokens, masks, caches, processors, stopping) and then comes here.
     def _assisted_decoding(
@@ -315,12 +305,16 @@ def make_custom_generate(
             translation = check_pair(model, assistant, tokenizer, assistant_tokenizer)
         check_call(kwargs["generation_config"], kwargs)
         check_embeddings(input_ids, kwargs.get("inputs_embeds"))
-        call = SSDCall(assistant, config, Recorder(config.mode, config.trace), translation)
+        check_static_cache(model, kwargs["generation_config"], input_ids.shape[1])
+        check_seeds(config.seed, model)
+        check_media(model, len(input_ids), kwargs)
+        monitor = getattr(model, "ssd_monitor", None)
+        recorder = _recorder(monitor, config.mode, config.trace)
+        call = SSDCall(assistant, config, recorder, translation)
         output = decode_speculatively(
             model, input_ids, call=call, streamer=streamer, inputs_tensor=inputs_tensor, **kwargs
         )
-        stats = model.ssd_stats = call.recorder.close()
-        return with_stats(output, stats)
+        return _finish(model, monitor, output, recorder)[0]
 
     return ssd
 
@@ -377,6 +371,19 @@ def _check(
         check_batch(num_rows, generation_config, has_cache=bool(caches), has_streamer=has_streamer)
         check_media(model, num_rows, kwargs)
     return translation
+
+
+def _recorder(monitor: Monitor | None, mode: str, trace: bool = False) -> Recorder:
+    return Recorder(mode, trace) if monitor is None else Recorder(mode, trace, monitor.on_round)
+
+
+def _finish(model: PreTrainedModel, monitor: Monitor | None, output: Any, recorder: Recorder) -> tuple[Any, SSDStats]:
+    """Keeps the figures of a call, and returns them with its output."""
+    stats = recorder.close()
+    model.ssd_stats = stats
+    if monitor is not None:
+        monitor.on_call(stats)
+    return with_stats(output, stats), stats
 
 
 # By target and assistant: what calls with mode "auto" have shown.

@@ -129,11 +129,13 @@ def decode_speculatively(
                 BatchDecoder(model, rows, model_kwargs=model_kwargs, recorder=recorder).run(links, requests)
             else:
                 no_speech = NoSpeech(logits_processor)
+                left: Speculator | None = speculator
                 for row in rows:
                     row_kwargs = _row_kwargs(model, model_kwargs, generation_config, row.index, num_rows)
-                    link = Link(None if recorder.degraded else speculator, recorder, restore_threads)
+                    link = Link(left, recorder, restore_threads)
                     decoder = _decode_row(model, row, call, link, row_kwargs, inputs_tensor)
                     no_speech.keep(row.index)
+                    left = left if link.is_drafting else None
                 no_speech.restore()
     finally:
         # Also when something was raised: whoever reads the stream must not wait for ever.

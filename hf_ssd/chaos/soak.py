@@ -73,6 +73,7 @@ def soak(num_calls: int, seed: int, tell: Callable[[int], None] = lambda number:
         tell: Called with the number of calls done.
     """
     draw = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
     family = next(each for each in FAMILIES if each.model_type == "llama")
     target, assistant = family.make(), family.make_assistant()
     num_tokens, looks = 0, []
@@ -80,9 +81,10 @@ def soak(num_calls: int, seed: int, tell: Callable[[int], None] = lambda number:
     try:
         for number in range(1, num_calls + 1):
             num_rows = draw.choice([1, 1, 1, 3])
-            input_ids = torch.randint(1, VOCAB_SIZE, (num_rows, draw.randint(*PROMPT_LENGTHS)))
+            input_ids = torch.randint(1, VOCAB_SIZE, (num_rows, draw.randint(*PROMPT_LENGTHS)), generator=generator)
             config = SSDConfig(
                 backend=draw.choice(BACKENDS),
+                seed=draw.getrandbits(32),
                 verification=draw.choice(["coupled", "token", "block"]),
                 assistant_quantization=None,
             )

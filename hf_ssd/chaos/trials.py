@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import psutil
@@ -70,7 +70,8 @@ class ChaosResult:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, ready for JSON."""
-        run = {**asdict(self.run), "fault": self.run.fault.name}
+        run = {each.name: getattr(self.run, each.name) for each in fields(self.run)}
+        run["fault"] = self.run.fault.name
         return {**run, "problem": self.problem, "degraded": self.degraded, "duration_s": self.duration_s}
 
 

@@ -657,6 +657,8 @@ class DraftEngine:
     def _vocabulary(self, request: DraftRequest) -> DraftVocabulary | None:
         translation_key = request.translation and request.translation.key
         key = (request.vocab_size, request.config.draft_vocab_size, translation_key)
+        for other in [each for each in self._vocabularies if each[2] not in (None, translation_key)]:
+            del self._vocabularies[other]  # of tokenizers that the caller may load anew for each call
         if key not in self._vocabularies:
             known = None if self._like is None else self._like._vocabulary(request)
             # A copy has tokens of its own for the round, and shares the static ones.

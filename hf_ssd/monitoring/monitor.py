@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from transformers.utils import logging
 
@@ -65,6 +66,12 @@ class Monitor:
         self._window = Window(window)
         self._is_low = False
         self._lock = threading.RLock()  # a sink may ask for figures
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Monitor:
+        return self  # a copy of a model is watched by the same
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a pickled model is watched by nobody
 
     def figures(self) -> WindowFigures:
         """Rates and latencies of the latest rounds."""

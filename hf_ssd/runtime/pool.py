@@ -47,23 +47,29 @@ def start_worker(assistant: PreTrainedModel, target: PreTrainedModel, config: SS
     if in_thread:
         wanted = _device_in_caller(assistant, wanted)
     workers = _THREADS if in_thread else _WORKERS
-    with _LOCK:
-        worker = workers.get(assistant)
-        if worker is not None:
-            is_placed = wanted == "auto" or str(normalize_device(wanted)) == worker.device
-            if worker.user == threading.get_ident() or (worker.is_alive and is_placed and worker.holds(assistant)):
+    while True:
+        with _LOCK:
+            worker = workers.get(assistant)
+            if worker is not None:
+                is_placed = wanted == "auto" or str(normalize_device(wanted)) == worker.device
+                if worker.user == threading.get_ident() or (worker.is_alive and is_placed and worker.holds(assistant)):
+                    return worker
+            if worker is None or worker.lock.acquire(blocking=False):
+                if worker is not None:
+                    worker.close()
+                    worker.lock.release()
+                if in_thread:
+                    worker = StreamWorker(wanted, config.assistant_quantization)
+                else:
+                    device = place_assistant(assistant, target, wanted)
+                    worker = AssistantWorker(str(device), config.assistant_quantization)
+                worker.start(assistant)
+                workers[assistant] = worker
+                worker.finalizer = weakref.finalize(assistant, worker.close)
                 return worker
-            with worker.lock:
-                worker.close()
-        if in_thread:
-            worker = StreamWorker(wanted, config.assistant_quantization)
-        else:
-            device = place_assistant(assistant, target, wanted)
-            worker = AssistantWorker(str(device), config.assistant_quantization)
-        worker.start(assistant)
-        workers[assistant] = worker
-        worker.finalizer = weakref.finalize(assistant, worker.close)
-        return worker
+        # Not within `_LOCK`: the call that it serves may itself want a worker before it is done.
+        with worker.lock:
+            pass
 
 
 def worker_process(assistant: PreTrainedModel) -> AssistantWorker | None:
@@ -125,11 +131,13 @@ def speculator_for(
                 yield LostSpeculator(str(error))
                 return
             if worker is not None:
-                try:
-                    yield WorkerSpeculator(worker, num_threads, config.timeout_s)
-                finally:
-                    _take_note(assistant, has_failed=not worker.is_alive)
+                yield WorkerSpeculator(worker, num_threads, config.timeout_s)
+                # Not where the caller's own exception ended the call, and the worker with it.
+                _take_note(assistant, has_failed=not worker.is_alive)
                 return
+        if not _is_in_place(assistant, config.assistant_device):
+            yield LostSpeculator("the assistant is busy with the call that this one is part of")
+            return
     _device_in_caller(assistant, config.assistant_device)
     yield InlineSpeculator(assistant, config.assistant_quantization)
 
@@ -155,6 +163,9 @@ def _acquire(
         except AssistantLoadError as error:
             if config.backend == "process":
                 raise
+            if not _is_in_place(assistant, config.assistant_device):
+                _take_note(assistant, has_failed=True)
+                raise SpeculatorError(str(error)) from error
             _THREAD_ONLY.add(assistant)
             logger.warning_once(
                 f"The assistant drafts in a thread of the caller's process, which overlaps less: {error}. To give it a "
@@ -186,6 +197,11 @@ def _take_note(assistant: PreTrainedModel, *, has_failed: bool) -> None:
         backoff.succeeded()
 
 
+def _is_in_place(assistant: PreTrainedModel, requested: str) -> bool:
+    """Whether an assistant already is on the device that is asked for."""
+    return requested == "auto" or normalize_device(requested) == normalize_device(input_device(assistant))
+
+
 def _device_in_caller(assistant: PreTrainedModel, requested: str) -> str:
     """The device of an assistant that is used where it is.
 
@@ -193,7 +209,7 @@ def _device_in_caller(assistant: PreTrainedModel, requested: str) -> str:
         ValueError: If another is requested.
     """
     device = normalize_device(input_device(assistant))
-    if requested != "auto" and normalize_device(requested) != device:
+    if not _is_in_place(assistant, requested):
         raise ValueError(
             f'`assistant_device` must be "auto" where the assistant drafts in the caller\'s process, but got '
             f'"{requested}". Move the assistant there, or use `backend="process"`.'

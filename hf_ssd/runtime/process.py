@@ -100,7 +100,11 @@ class AssistantWorker(Worker):
         self._state = ModelState.of(model)
         self._is_shared = all(tensor.device.type == "cpu" for tensor in plain_tensors(model))
         self._load = messages.Load(parcel, self.device, self._quantization, logging.get_verbosity())
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            arena.close_descriptor()
+            raise SpeculatorError(f"the assistant's process cannot be reached: {error}") from error
         setup = {
             "connection": theirs.fileno(),
             "arena": arena.descriptor,
@@ -184,6 +188,7 @@ class AssistantWorker(Worker):
                 self.close()
                 return
             except Exception as error:
+                self.close()
                 raise AssistantLoadError(f"the assistant cannot be sent to another process: {error!r}") from error
         self._send(messages.Renew(parcel))
         self._state = state

@@ -63,6 +63,7 @@ class StreamWorker(Worker):
         self._replies: dict[int, list[messages.Started | messages.Answer | messages.Failure]] = {}  # not asked for yet
         self._cause = "the assistant's thread has ended"
         self._rows = itertools.count()
+        self._open_rows: set[int] = set()
 
     def start(self, model: PreTrainedModel) -> None:
         """Starts the thread. It returns before that is ready."""
@@ -70,7 +71,11 @@ class StreamWorker(Worker):
         arguments = (_second_object(model), self._quantization, self._inbox, self._outbox)
         self._thread = threading.Thread(target=_serve, args=arguments, name="hf_ssd assistant", daemon=True)
         self._inbox.put(None)  # the weights may still be on their way to the device
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no more of them, or the interpreter is about to end
+            self._thread = None
+            raise SpeculatorError(f"the assistant's thread cannot be started: {error}") from error
 
     def wait_ready(self) -> None:
         """Waits until the assistant has been tried out.
@@ -120,6 +125,7 @@ class StreamWorker(Worker):
     def begin_row(self, request: DraftRequest, num_threads: int) -> int:
         """Waits until the thread is ready to read the prompt: what it prepares may not run beside the target."""
         row = next(self._rows)
+        self._open_rows.add(row)
         processors = copy_processors(request.processors)
         for processor in processors:
             messages.move_processor(processor, self._inbox.device)
@@ -136,6 +142,7 @@ class StreamWorker(Worker):
         return speculation
 
     def end_row(self, row: int) -> None:
+        self._open_rows.discard(row)
         self._replies.pop(row, None)
         self._put(messages.Stop(row))
 
@@ -149,6 +156,8 @@ class StreamWorker(Worker):
         while True:
             waiting = self._replies.get(row)
             reply = waiting.pop(0) if waiting else self._get(timeout_s)
+            if reply.row not in self._open_rows:
+                continue
             if reply.row != row:
                 self._replies.setdefault(reply.row, []).append(reply)
             elif isinstance(reply, messages.Failure):

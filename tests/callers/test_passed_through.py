@@ -9,9 +9,9 @@ import torch
 from callers.enabled import GREEDY, assert_speculated, enabled_target
 from plain import INLINE
 from tiny_models import make_noisy, make_target, prompt
-from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaForCausalLM
 
-from hf_ssd import make_custom_generate
+from hf_ssd import enable_ssd, make_custom_generate
 from hf_ssd.vocabulary import UnsupportedError
 
 DECODING = {
@@ -89,3 +89,22 @@ def test_continuous_batching() -> None:
     assert model.ssd_stats is None
     assert model.generate(prompt(), **GREEDY).tolist() == make_target().generate(prompt(), **GREEDY).tolist()
     assert_speculated(model)
+
+
+class OfTheCallersOwn(LlamaForCausalLM):
+    """Names its first argument as it likes."""
+
+    def generate(self, prompt_ids, **kwargs):
+        return super().generate(prompt_ids, **kwargs)
+
+
+def test_a_class_with_a_generate_of_its_own_takes_positional_arguments(target, noisy) -> None:
+    model = OfTheCallersOwn(target.config).eval()
+    model.load_state_dict(target.state_dict())
+    model.generation_config = target.generation_config
+    expected = model.generate(prompt(), max_new_tokens=12)
+    enable_ssd(model, noisy, {"backend": "inline"})
+    assert model.generate(prompt(), max_new_tokens=12).tolist() == expected.tolist()
+    assert model.ssd_stats.num_hits > 0
+    with pytest.raises(TypeError, match="multiple values"):
+        model.generate(prompt(), prompt_ids=prompt())

@@ -104,6 +104,11 @@ def make_results() -> list[ChaosResult]:
     ]
 
 
+def test_results_are_plain_values():
+    for result in [*make_results(), ChaosResult(run_of("no process can be started", "process"), None, "x", 1.0)]:
+        assert json.loads(json.dumps(result.to_dict()))["fault"] == result.run.fault.name
+
+
 def test_the_table_counts_runs(tmp_path: Path):
     assert chaos_rows(make_results()) == [
         ("nothing", "1", "1", "0", "0.5 s", "0"),

@@ -12,8 +12,9 @@ import torch
 from prometheus_client import CollectorRegistry, generate_latest
 from rounds import make_round
 from tiny_models import make_noisy, make_target
+from transformers import LlamaForCausalLM
 
-from hf_ssd import SSDConfig, disable_ssd, enable_ssd
+from hf_ssd import SSDConfig, SSDGenerationMixin, disable_ssd, enable_ssd, make_custom_generate
 from hf_ssd.metrics import SSDStats
 from hf_ssd.monitoring import Event, EventKind, JsonlSink, Monitor
 from hf_ssd.monitoring.prometheus import MonitorCollector, prometheus_text
@@ -85,6 +86,24 @@ def test_copies_and_pickles_of_a_watched_model_are_not_watched():
     model = enable_ssd(make_target(), make_noisy(), SSDConfig(backend="inline"), monitor=Monitor())
     for twin in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert getattr(twin, "ssd_monitor", None) is None
+
+
+def test_a_class_with_the_mixin_can_be_copied_and_pickled_while_it_is_watched():
+    class Mixed(SSDGenerationMixin, LlamaForCausalLM):
+        pass
+
+    model = Mixed(make_target().config)
+    model.ssd_monitor = Monitor()
+    assert copy.deepcopy(model).ssd_monitor is model.ssd_monitor
+    assert pickle.loads(pickle.dumps(model.ssd_monitor)) is None
+
+
+def test_it_hears_of_custom_generate():
+    model, monitor = make_target(), Monitor()
+    model.ssd_monitor = monitor
+    custom = make_custom_generate(make_noisy(), SSDConfig(backend="inline"))
+    model.generate(PROMPT, max_new_tokens=6, custom_generate=custom)
+    assert monitor.num_calls == {"ssd": 1}
 
 
 def test_a_sink_that_fails_is_left_out_and_the_text_is_whole(caplog):

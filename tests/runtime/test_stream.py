@@ -393,3 +393,18 @@ class TestCuda:
             assert target.ssd_stats.degraded is None
             assert target.ssd_stats.acceptance > 0.98  # graphs round differently
         pool.close_worker(twin)
+
+
+def test_answers_that_nobody_waits_for_are_not_kept(target, noisy) -> None:
+    """A criterion ends the row while an outcome is open."""
+    for _ in range(4):
+        generate_with_ssd(
+            target,
+            inputs=prompt(6),
+            assistant_model=noisy,
+            ssd_config=SSDConfig(backend="stream"),
+            max_new_tokens=30,
+            stopping_criteria=[lambda ids, scores, **kwargs: torch.tensor([ids.shape[1] >= 12])],
+        )
+    assert pool._THREADS[noisy]._replies == {}
+    pool.close_worker(noisy)
