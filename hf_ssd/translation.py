@@ -152,7 +152,7 @@ def split_characters(data: bytes) -> tuple[bytes, bytes]:
 
     ```python
     >>> split_characters("a é".encode()[:-1])
-    (b'a ', b'\\xc3')
+    (b'a ', b'\xc3')
 
     ```
     """
