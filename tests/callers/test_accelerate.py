@@ -36,7 +36,7 @@ greedy = {"max_new_tokens": 24, "do_sample": False}
 with accelerator.split_between_processes([0, 1, 2, 3]) as seeds:
     found = [target.generate(prompt(seed=seed), stopping_criteria=take_time(), **greedy).tolist() for seed in seeds]
 stats = target.ssd_stats
-assert stats.degraded is None and stats.num_hits > 0, stats
+assert stats.degraded is None and stats.acceptance > 0, stats
 found = gather_object(found)
 workers = gather_object([pool._WORKERS[assistant].pid])
 if accelerator.is_main_process:

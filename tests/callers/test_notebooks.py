@@ -37,7 +37,7 @@ model = enable_ssd(make_target(), ASSISTANT)
     """
 assert ids.tolist() == make_target().generate(prompt(), max_new_tokens=24, do_sample=False).tolist()
 stats = model.ssd_stats
-assert stats.degraded is None and stats.num_hits > 0, stats
+assert stats.degraded is None and stats.acceptance > 0, stats
 print("own process:", bool(__import__("hf_ssd.runtime.pool").runtime.pool._WORKERS))
 """,
 )
