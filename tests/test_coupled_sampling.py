@@ -104,7 +104,7 @@ def test_two_hundred_prompts_and_seeds(target, noisy, unrelated) -> None:
     assert num_trees > 20
 
 
-@pytest.mark.parametrize("backend", ["process", "stream"])
+@pytest.mark.parametrize("backend", [pytest.param("process", marks=pytest.mark.slow), "stream"])
 def test_timing_does_not_show(target, backend: str) -> None:
     assistant = TakesItsTime(make_noisy().config).eval()
     assistant.load_state_dict(make_noisy().state_dict())

@@ -188,6 +188,7 @@ class TestWorker:
             pids.add(pool._WORKERS[shared_noisy].pid)
         assert len(pids) == 1
 
+    @pytest.mark.slow
     def test_modules_in_the_working_folder_do_no_harm(self, tmp_path: Path) -> None:
         (tmp_path / "json.py").write_text("raise RuntimeError('not this one')")
         (tmp_path / "scripts").mkdir()

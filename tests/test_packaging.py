@@ -83,6 +83,7 @@ def test_the_wheel_ships_the_demo_by_a_name_of_its_own(wheel):
     assert not any(name.startswith("demo/") for name in names)
 
 
+@pytest.mark.slow
 def test_the_demo_is_found_in_a_clone_and_in_an_installation(wheel, tmp_path):
     pytest.importorskip("gradio", reason="needs the `demo` extra")
     with zipfile.ZipFile(wheel) as archive:

@@ -164,8 +164,10 @@ class ChaosLab:
         deadline = time.monotonic() + SETTLE_S
         while True:
             gc.collect()
-            more = {name: number for name, number in self._belongings().items() if number > self._before[name]}
+            now = self._belongings()
+            more = {name: number for name, number in now.items() if number > self._before[name]}
             if not more:
+                self._before = now  # what earlier runs have freed is no allowance for later ones
                 return None
             if time.monotonic() > deadline:
                 return f"left behind: {more}, before {self._before}"

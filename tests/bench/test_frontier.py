@@ -17,6 +17,8 @@ from hf_ssd.bench.frontier_report import write_frontier
 from hf_ssd.cli import app
 from hf_ssd.config import SSDConfig
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> tuple[str, str]:
@@ -87,7 +89,6 @@ def test_the_report_says_what_was_measured(found) -> None:
     json.dumps(found.to_dict())
 
 
-@pytest.mark.slow
 def test_the_command(pair, tmp_path) -> None:
     pytest.importorskip("matplotlib")
     target, assistant = pair

@@ -85,6 +85,7 @@ class TestSettings:
         assert path is None
 
 
+@pytest.mark.slow
 def test_all_arms_on_the_cpu(tmp_path) -> None:
     console = Console(file=io.StringIO(), width=140)
     path = tmp_path / "figures.json"

@@ -7,6 +7,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 
 # A kernel as ipykernel is one: no file, no standard input, output that is no file, cells run by exec in a running loop.
@@ -63,6 +65,7 @@ def run_kernel(cells: tuple[str, ...]) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_cells_have_a_process_for_the_assistant() -> None:
     cells = tuple(cell.replace("ASSISTANT", "make_noisy()") for cell in CELLS)
     assert run_kernel(cells) == "own process: True\n"

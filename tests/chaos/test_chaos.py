@@ -58,6 +58,7 @@ def test_runs_in_this_process_go_well(lab, name, backend):
     assert (result.degraded is not None) == (name == "the assistant raises")
 
 
+@pytest.mark.slow
 def test_a_killed_worker(lab):
     result = lab.run(run_of("the worker is killed", "process", num_rows=2, seed=7))
     assert result.problem is None

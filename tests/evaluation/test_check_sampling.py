@@ -57,6 +57,7 @@ def test_exact_rules_pass_and_a_strong_bias_is_caught_also_after_an_interruption
             assert test["p_value"] == other["p_value"]
 
 
+@pytest.mark.slow
 def test_a_bias_that_is_too_small_to_see_fails_the_check(options: list[str]) -> None:
     result = CliRunner().invoke(app, [*options, "--rules", "token", "--bias", "0.001"], catch_exceptions=False)
     assert result.exit_code == 1

@@ -138,6 +138,7 @@ def test_other_settings_do_not_take_each_others_samples(options: list[str], out:
     (out / "evaluation.json").write_text(report)
 
 
+@pytest.mark.slow
 def test_sampling_compares_distributions_instead_of_texts(options: list[str]) -> None:
     arguments = [*options, "--limit", "2,1,1", "--temperature", "1", "--seeds", "4", "--arms", "ar,ssd", "--json"]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)

@@ -357,6 +357,7 @@ class TestPrograms:
         assert "KeyboardInterrupt" in err
         assert wait_until(lambda: is_gone(pid))
 
+    @pytest.mark.slow
     def test_forks_of_the_caller(self) -> None:
         """One that exits must not end the worker. One that stays holds the connection open: there only the parent's
         absence tells the worker."""

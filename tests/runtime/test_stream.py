@@ -345,6 +345,7 @@ class TestSharing:
             assert target.ssd_stats.degraded is None
 
 
+@pytest.mark.slow
 def test_a_program_ends_though_its_assistant_is_drafting(tmp_path) -> None:
     script = f"""
         import sys
