@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
@@ -57,6 +57,8 @@ class VisionFamily:
         remark: What is special about it, for readers.
         assistant_type: Model type of the assistant; that of the language model by default.
     """
+
+    is_refused: ClassVar[bool] = False  # none of them has to be
 
     model_type: str
     remark: str = ""
