@@ -49,16 +49,19 @@ def by_name(model: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any
         args: Positional arguments, without the model.
         kwargs: The others.
         after: The class whose `generate()` was called, and calls that of the next one.
+
+    Raises:
+        TypeError: If there are too many, or one is given twice.
     """
-    classes = type(model).__mro__[type(model).__mro__.index(after) + 1 :] if args and isinstance(model, after) else ()
-    # A class of the caller's own may name them as it likes.
-    own = next((vars(each)["generate"] for each in classes if "generate" in vars(each)), None)
-    parameters = _parameters(model) if own is None else inspect.signature(own).parameters
-    names = [each.name for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
-    if len(args) > len(names):
-        raise TypeError(f"generate() takes {len(names)} positional arguments, but got {len(args)}.")
-    given = dict(zip(names, args, strict=False))
-    twice = sorted(given.keys() & kwargs.keys())
-    if twice:
-        raise TypeError(f"generate() got multiple values for argument '{twice[0]}'")
-    return {**given, **kwargs}
+    if not args:
+        return kwargs
+    mro = type(model).__mro__
+    signatures = (
+        inspect.signature(vars(each)["generate"]) for each in mro[mro.index(after) + 1 :] if "generate" in vars(each)
+    )
+    # A class of the caller's own may name them as it likes, or pass them on.
+    named = next(
+        each for each in signatures if not any(one.kind is one.VAR_POSITIONAL for one in each.parameters.values())
+    )
+    named.bind_partial(None, *args, **kwargs)  # raises for surplus ones, and for those that are given twice
+    return {**dict(zip([*named.parameters][1:], args, strict=False)), **kwargs}

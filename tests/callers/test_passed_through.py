@@ -98,6 +98,23 @@ class OfTheCallersOwn(LlamaForCausalLM):
         return super().generate(prompt_ids, **kwargs)
 
 
+class PassesOn(LlamaForCausalLM):
+    """Does something beside, and names nothing."""
+
+    def generate(self, *args, **kwargs):
+        return super().generate(*args, **kwargs)
+
+
+def test_a_class_that_passes_positional_arguments_on(target, noisy) -> None:
+    model = PassesOn(target.config).eval()
+    model.load_state_dict(target.state_dict())
+    model.generation_config = target.generation_config
+    expected = model.generate(prompt(), max_new_tokens=12)
+    enable_ssd(model, noisy, {"backend": "inline"})
+    assert model.generate(prompt(), max_new_tokens=12).tolist() == expected.tolist()
+    assert model.ssd_stats.num_hits > 0
+
+
 def test_a_class_with_a_generate_of_its_own_takes_positional_arguments(target, noisy) -> None:
     model = OfTheCallersOwn(target.config).eval()
     model.load_state_dict(target.state_dict())
