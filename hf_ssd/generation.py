@@ -298,15 +298,9 @@ def make_custom_generate(
         )
 
     def ssd(model: PreTrainedModel, input_ids: torch.LongTensor, inputs_tensor: Any = None, **kwargs: Any) -> Any:
-        check_model("target", model)
-        check_training(model)
-        translation = None
-        if config.mode != "ar":
-            translation = check_pair(model, assistant, tokenizer, assistant_tokenizer)
-        check_call(kwargs["generation_config"], kwargs)
-        check_embeddings(input_ids, kwargs.get("inputs_embeds"))
-        check_static_cache(model, kwargs["generation_config"], input_ids.shape[1])
-        check_seeds(config.seed, model)
+        drafts = None if config.mode == "ar" else assistant
+        tokenizers = (tokenizer, assistant_tokenizer)
+        translation = _check_decoding(model, drafts, config, kwargs["generation_config"], input_ids, kwargs, tokenizers)
         check_media(model, len(input_ids), kwargs)
         monitor = getattr(model, "ssd_monitor", None)
         recorder = _recorder(monitor, config.mode, config.trace)
@@ -348,18 +342,12 @@ def _check(
         raise UnsupportedError(
             f'`assistant_model` must be given for mode "{config.mode}", but got None. Pass one, or use mode "ar".'
         )
-    check_model("target", model)
-    check_training(model)
-    translation = None if assistant is None else check_pair(model, assistant, *tokenizers)
+    generation_config = call_config(model, kwargs)
+    input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
+    translation = _check_decoding(model, assistant, config, generation_config, input_ids, kwargs, tokenizers)
     if assistant is not None:
         check_encoder_outputs(model, assistant, kwargs)
-    generation_config = call_config(model, kwargs)
-    check_call(generation_config, kwargs)
-    check_seeds(config.seed, model)
     check_whole_recording(model, kwargs)
-    input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
-    check_embeddings(input_ids, kwargs.get("inputs_embeds"))
-    check_static_cache(model, generation_config, 0 if input_ids is None else input_ids.shape[1])
     num_inputs = num_prompts(model, kwargs)
     if num_inputs is not None:
         caches = [kwargs[name] for name in {CACHE_KEY, "past_key_values"} if kwargs.get(name) is not None]
@@ -370,6 +358,26 @@ def _check(
         has_streamer = kwargs.get("streamer") is not None
         check_batch(num_rows, generation_config, has_cache=bool(caches), has_streamer=has_streamer)
         check_media(model, num_rows, kwargs)
+    return translation
+
+
+def _check_decoding(
+    model: PreTrainedModel,
+    assistant: PreTrainedModel | None,
+    config: SSDConfig,
+    generation_config: GenerationConfig,
+    input_ids: torch.Tensor | None,
+    kwargs: dict[str, Any],
+    tokenizers: tuple[Any, Any],
+) -> Translation | None:
+    """What is checked of a call however it comes here. Returns the translation between the two tokenizers."""
+    check_model("target", model)
+    check_training(model)
+    translation = None if assistant is None else check_pair(model, assistant, *tokenizers)
+    check_call(generation_config, kwargs)
+    check_seeds(config.seed, model)
+    check_embeddings(input_ids, kwargs.get("inputs_embeds"))
+    check_static_cache(model, generation_config, 0 if input_ids is None else input_ids.shape[1])
     return translation
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from ..bench.markdown import table
 from .faults import FAULTS
 from .soak import SoakResult
 from .trials import ChaosResult
@@ -56,12 +57,12 @@ def chaos_summary(results: Sequence[ChaosResult]) -> str:
 
 def chaos_table(results: Sequence[ChaosResult]) -> Table:
     """For a terminal."""
-    table = Table(box=SIMPLE_HEAD)
+    grid = Table(box=SIMPLE_HEAD)
     for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading == "fault" else "right")
+        grid.add_column(heading, justify="left" if heading == "fault" else "right")
     for row in chaos_rows(results):
-        table.add_row(*row, style=None if row[-1] == "0" else "bold red")
-    return table
+        grid.add_row(*row, style=None if row[-1] == "0" else "bold red")
+    return grid
 
 
 def soak_rows(result: SoakResult) -> list[tuple[str, ...]]:
@@ -86,26 +87,21 @@ SOAK_HEADINGS = ("calls", "tokens", "caller", "worker", "shared", "descriptors",
 
 def soak_table(result: SoakResult) -> Table:
     """For a terminal."""
-    table = Table(box=SIMPLE_HEAD)
+    grid = Table(box=SIMPLE_HEAD)
     for heading in SOAK_HEADINGS:
-        table.add_column(heading, justify="right")
+        grid.add_column(heading, justify="right")
     for row in soak_rows(result):
-        table.add_row(*row)
-    return table
+        grid.add_row(*row)
+    return grid
 
 
 def write_chaos(results: Sequence[ChaosResult], path: Path, command: str) -> None:
     """Writes the table of faults as a page of the documentation. Raises `OSError` if it cannot."""
     page = ["# Faults", _EXPLANATION.rstrip(), f"`{command}` printed this page. {chaos_summary(results)}"]
-    path.write_text("\n\n".join([*page, _markdown(HEADINGS, chaos_rows(results))]) + "\n", encoding="utf-8")
+    path.write_text("\n\n".join([*page, table(HEADINGS, chaos_rows(results))]) + "\n", encoding="utf-8")
 
 
 def write_soak(result: SoakResult, path: Path, command: str) -> None:
     """Writes the table of a soak as a page of the documentation. Raises `OSError` if it cannot."""
     page = ["# Soak", f"`{command}` printed this page. {result.summary()}"]
-    path.write_text("\n\n".join([*page, _markdown(SOAK_HEADINGS, soak_rows(result))]) + "\n", encoding="utf-8")
-
-
-def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    path.write_text("\n\n".join([*page, table(SOAK_HEADINGS, soak_rows(result))]) + "\n", encoding="utf-8")

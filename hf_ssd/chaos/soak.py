@@ -13,7 +13,7 @@ import torch
 
 from ..config import Backend, SSDConfig
 from ..generation import generate_with_ssd
-from ..matrix.families import FAMILIES
+from ..matrix.run import families_named
 from ..matrix.zoo import VOCAB_SIZE
 from ..runtime import pool
 
@@ -74,7 +74,7 @@ def soak(num_calls: int, seed: int, tell: Callable[[int], None] = lambda number:
     """
     draw = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
-    family = next(each for each in FAMILIES if each.model_type == "llama")
+    family = families_named(["llama"])[0]
     target, assistant = family.make(), family.make_assistant()
     num_tokens, looks = 0, []
     step = max(1, num_calls // NUM_LOOKS)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from ..config import Backend, SSDConfig
 from ..generation import generate_with_ssd
-from ..matrix.families import FAMILIES
+from ..matrix.run import families_named
 from ..matrix.zoo import VOCAB_SIZE
 from ..runtime import pool
 from .faults import FAULTS, HANG_TIMEOUT_S, Fault, Interruption
@@ -94,7 +94,7 @@ class ChaosLab:
     """Models and a worker that runs share: it takes seconds to start, so one that survives serves the next run."""
 
     def __init__(self) -> None:
-        family = next(each for each in FAMILIES if each.model_type == "llama")
+        family = families_named(["llama"])[0]
         self._target = family.make()
         self._assistant = family.make_assistant()
         self._warm_up()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..bench.markdown import number
 from .results import DistillResult
 from .settings import SELF
 
@@ -42,7 +43,7 @@ def write_figures(result: DistillResult) -> str:
         ["coupled rule", greedy, *(f"{found.coupled_rule[t]:.3f}" for t in temperatures)],
     ]
     rounds = [
-        [f"{t:g}", _number(each.tokens_per_round), _number(each.acceptance), _number(each.hit_rate)]
+        [f"{t:g}", number(each.tokens_per_round), number(each.acceptance), number(each.hit_rate)]
         for t, each in sorted(result.rounds.items())
     ]
     parts = [
@@ -127,7 +128,3 @@ hf-ssd compare --target {result.target} --assistant {result.out}
 def _table(headings: list[str], rows: list[list[str]]) -> str:
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

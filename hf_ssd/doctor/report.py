@@ -6,6 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ..bench.markdown import number
 from .findings import Diagnosis, Status
 from .probe import Probe
 
@@ -45,7 +46,7 @@ def probe_rows(probe: Probe) -> list[tuple[str, str]]:
         ("expected speed-up", f"{probe.speed_up:.2f}{perfect}"),
         (
             "tokens per round",
-            f"{_number(probe.tokens_per_round)}, of the draft tokens {_share(probe.acceptance)} accepted",
+            f"{number(probe.tokens_per_round)}, of the draft tokens {_share(probe.acceptance)} accepted",
         ),
         ("hit rate", _share(probe.hit_rate)),
         (
@@ -55,10 +56,6 @@ def probe_rows(probe: Probe) -> list[tuple[str, str]]:
         ),
         ("same text", f"{probe.num_identical} of {probe.num_prompts}, {probe.max_new_tokens} tokens each"),
     ]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
 
 
 def _share(value: float | None) -> str:

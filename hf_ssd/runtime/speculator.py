@@ -6,7 +6,7 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -135,17 +135,10 @@ class LostSpeculator:
     def another(self) -> LostSpeculator:
         return self
 
-    def start(self, request: DraftRequest) -> None:
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise SpeculatorError(self._cause)
 
-    def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> None:
-        raise SpeculatorError(self._cause)
-
-    def receive(self) -> Speculation:
-        raise SpeculatorError(self._cause)
-
-    def stop(self) -> None:
-        raise SpeculatorError(self._cause)
+    start = resolve = receive = stop = _refuse
 
 
 def warn_unless_ahead(ready: Ready) -> None:
