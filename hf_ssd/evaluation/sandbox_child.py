@@ -87,7 +87,9 @@ def limit_resources(limits: dict[str, int]) -> list[str]:
     in_force = []
     for name, value in limits.items():
         try:
-            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+            # Were both limits the same, Linux would kill at once, and not say that it was for the time.
+            hard = value + 1 if name == "CPU" else value
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, hard))
         except (ValueError, OSError, AttributeError):
             continue
         in_force.append(f"limit on {name}")

@@ -44,6 +44,13 @@ def test_an_endless_loop_is_ended() -> None:
     assert time.monotonic() - start < 10
 
 
+def test_the_limit_on_the_cpu_is_told_from_other_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a clock that is far from over, the processor's time ends first.
+    monkeypatch.setattr(Limits, "to_rlimits", lambda limits: {"CPU": 1})
+    outcome = run_checks(ENDLESS, "", Limits(seconds=60))
+    assert outcome.error == "TimeoutError: more than 60 s"
+
+
 def test_sleeping_is_ended_too() -> None:
     assert "TimeoutError" in str(run_checks("import time; time.sleep(60)", "", Limits(seconds=1)).error)
 
