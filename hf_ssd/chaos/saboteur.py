@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import struct
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -62,6 +63,12 @@ def _write(data: bytes) -> None:
             each.send_bytes(data)
 
 
+def _write_without_end(outputs: Any) -> None:
+    for each in gc.get_objects():
+        if type(each) is Connection:
+            os.write(each.fileno(), struct.pack("!iQ", -1, 2**60))
+
+
 class FromAnotherVersion:
     """Stands for a message that this version does not know."""
 
@@ -81,5 +88,6 @@ MISCHIEFS: dict[str, Callable[[Any], None]] = {
     "aborts": lambda outputs: os.abort(),
     "answers with rubbish": lambda outputs: _write(b"\x80rubbish"),
     "answers with nothing": lambda outputs: _write(b""),
+    "answers with a message without end": _write_without_end,
     "answers from another version": lambda outputs: _write(pickle.dumps(FromAnotherVersion())),
 }

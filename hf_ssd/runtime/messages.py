@@ -17,10 +17,16 @@ from transformers.utils import logging
 
 from ..protocol import DraftRequest
 from ..sampling import Processor
-from ..types import Outcome, Speculation
+from ..types import Miss, Origin, Outcome, Span, Speculation
 from .arena import ModelParcel
 
 logger = logging.get_logger(__name__)
+
+MAX_MESSAGE_BYTES = 2**30  # far more than any has, and far less than a broken one may claim to have
+
+
+class MessageError(Exception):
+    """What came is no message; its text completes "the other side sent ..."."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ class Resolve:
 class Answer:
     """Worker: the speculation for the row's latest outcome.
 
-    Between processes `draft_probs` is a NumPy array in it, if anything.
+    Between processes `draft_probs` is the tensor's memory in it, if anything.
     """
 
     row: int
@@ -116,22 +122,88 @@ def send(connection: Connection, message: Any) -> None:
 
 
 def receive(connection: Connection) -> Any:
-    """Waits for a message. Call it only once both sides have proved themselves: it unpickles."""
-    return pickle.loads(connection.recv_bytes())
+    """Waits for a message. Call it only once both sides have proved themselves: it unpickles.
+
+    Raises:
+        MessageError: If it is too long.
+    """
+    return pickle.loads(_receive_bytes(connection))
+
+
+def receive_answer(connection: Connection) -> Ready | Answer | Failure:
+    """Waits for a message of the worker's. Of what it may hold, only what answers consist of is made.
+
+    Raises:
+        MessageError: If it is too long, or no answer: another program or version wrote it, or a part of it is missing.
+    """
+    data = _receive_bytes(connection)
+    try:
+        answer = _AnswerUnpickler(io.BytesIO(data)).load()
+    except Exception as error:  # unpickling rubbish may raise anything
+        raise MessageError(f"what is no message: {error!r}") from error
+    if not _is_answer(answer):
+        raise MessageError(f"{type(answer).__name__}, which is no answer")
+    return answer  # type: ignore[no-any-return]
+
+
+def _is_answer(message: Any) -> bool:
+    """Whether a message is an answer, and its fields are what they should be."""
+    fields = getattr(message, "__dict__", {})
+    return any(
+        type(message) is kind
+        and set(fields) == set(types)
+        and all(isinstance(fields[name], each) for name, each in types.items())
+        for kind, types in _ANSWER_FIELDS.items()
+    )
+
+
+def _receive_bytes(connection: Connection) -> bytes:
+    try:
+        return connection.recv_bytes(MAX_MESSAGE_BYTES)
+    except OSError as error:
+        if not connection.closed and not connection.readable:  # how a connection ends for too long a message
+            raise MessageError(f"a message of more than {MAX_MESSAGE_BYTES} bytes") from error
+        raise
+
+
+_ANSWER_FIELDS: dict[type, dict[str, type]] = {
+    Ready: {"takes_trees": bool},
+    Answer: {"row": int, "speculation": Speculation},
+    Failure: {"row": int, "error": str},
+}
+
+
+class _AnswerUnpickler(pickle.Unpickler):
+    """Knows no other classes and functions than those of answers, so that unpickling runs nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        for each in (Ready, Answer, Failure, Speculation, Span, Origin, Miss):
+            if (each.__module__, each.__qualname__) == (module, name):
+                return each
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of an answer")
 
 
 def pack(speculation: Speculation) -> Speculation:
-    """`speculation` with its tensor as an array, which pickles as one block of memory."""
+    """`speculation` with its tensor as bytes, which every unpickler knows."""
     if speculation.draft_probs is None:
         return speculation
-    return dataclasses.replace(speculation, draft_probs=speculation.draft_probs.cpu().numpy())  # type: ignore[arg-type]
+    probs = bytearray(speculation.draft_probs.float().cpu().contiguous().numpy().data)
+    return dataclasses.replace(speculation, draft_probs=probs)  # type: ignore[arg-type]
 
 
 def unpack(speculation: Speculation) -> Speculation:
-    """Undoes `pack`."""
-    if speculation.draft_probs is None:
+    """Undoes `pack`.
+
+    Raises:
+        MessageError: If the bytes are no such tensor.
+    """
+    data: Any = speculation.draft_probs
+    if data is None:
         return speculation
-    return dataclasses.replace(speculation, draft_probs=torch.from_numpy(speculation.draft_probs))
+    if not isinstance(data, bytearray) or not data or len(data) % (4 * max(len(speculation), 1)):
+        raise MessageError("draft probabilities that do not belong to the draft tokens")
+    probs = torch.frombuffer(data, dtype=torch.float32).view(len(speculation), -1)
+    return dataclasses.replace(speculation, draft_probs=probs)
 
 
 def pickle_processors(processors: Sequence[Processor]) -> tuple[bytes, ...]:

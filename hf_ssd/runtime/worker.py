@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import traceback
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from transformers.utils import logging
 from ..drafting.assistant import MASKED_ATTENTION
 from . import messages
 from .arena import Arena, ModelParcel, open_model
+from .handshake import HandshakeError, prove_to_caller
 from .server import Server
 
 logger = logging.get_logger(__name__)
@@ -36,13 +37,14 @@ def main(setup: dict[str, Any]) -> None:
     connection = Connection(setup["connection"])
     key = bytes.fromhex(setup["key"])
     try:
-        deliver_challenge(connection, key)
-        answer_challenge(connection, key)
+        prove_to_caller(connection, key)
         server = _start(connection, Arena(setup["arena"], setup["arena_bytes"]))
         if server is not None:
             server.run()
     except (EOFError, ConnectionError):
         pass  # the caller is done with us
+    except HandshakeError as error:
+        logger.warning(f"The assistant's process leaves: {error}.")
     except Exception:
         # What came was no message of this version. The caller sees the end of the connection.
         logger.warning(f"The assistant's process gives up:\n{traceback.format_exc()}")

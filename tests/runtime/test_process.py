@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import subprocess
@@ -11,8 +10,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 
 import psutil
@@ -27,9 +24,8 @@ from transformers import LlamaForCausalLM
 from hf_ssd import SSDConfig, disable_ssd, enable_ssd
 from hf_ssd.generation import generate_with_ssd
 from hf_ssd.protocol import SpeculatorError
-from hf_ssd.runtime import messages, pool, process
-from hf_ssd.runtime.arena import Arena
-from hf_ssd.runtime.process import AssistantLoadError, AssistantWorker
+from hf_ssd.runtime import messages, pool
+from hf_ssd.runtime.process import AssistantLoadError
 
 ROOT = Path(__file__).parents[2]
 # Copied tokens are not the assistant's word, so they may be wrong where that is right.
@@ -387,46 +383,7 @@ class TestPrograms:
             program.communicate()
 
 
-class TestConnection:
-    def test_a_wrong_key_is_refused(self, own_noisy) -> None:
-        """On either side: nothing is unpickled before both have proved themselves."""
-        worker = AssistantWorker("cpu")
-        worker.start(own_noisy)
-        pid = worker.pid
-        worker._key = bytes(32)
-        with pytest.raises(SpeculatorError, match="has died"):
-            worker.wait_ready()
-        worker.close()
-        assert wait_until(lambda: is_gone(pid))
-
-    def test_the_worker_leaves_a_caller_that_does_not_know_the_key(self) -> None:
-        ours, theirs = process.socket.socketpair()
-        arena = Arena.create(64)
-        setup = {
-            "connection": theirs.fileno(),
-            "arena": arena.descriptor,
-            "arena_bytes": 64,
-            "key": os.urandom(32).hex(),
-            "parent": os.getpid(),
-            "sys_path": [str(ROOT), *sys.path],
-        }
-        program = subprocess.Popen(
-            [sys.executable, "-c", process._BOOTSTRAP],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(), arena.descriptor),
-        )
-        program.stdin.write(json.dumps(setup).encode() + b"\n")
-        program.stdin.close()
-        theirs.close()
-        connection = Connection(ours.detach())
-        # Whichever of the two finds out first.
-        with pytest.raises((AuthenticationError, EOFError, ConnectionError)):  # noqa: PT012
-            answer_challenge(connection, bytes(32))
-            deliver_challenge(connection, bytes(32))
-        connection.close()
-        assert program.wait(60) is not None
-
+class TestMessages:
     def test_processors_with_a_model_are_not_sent(self, target) -> None:
         class Holder:
             def __init__(self) -> None:
