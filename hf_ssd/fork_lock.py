@@ -11,8 +11,8 @@ from typing import Any
 class ForkLock:
     """A lock, used as a context manager; the thread that holds it may enter it again.
 
-    A fork has only the thread that forked. If another one held a plain lock at that time, it would stay locked there for
-    ever.
+    A fork has only the thread that forked. If another one held a plain lock at that time, it would stay locked
+    there for ever.
     """
 
     def __init__(self) -> None:

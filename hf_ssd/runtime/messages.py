@@ -143,7 +143,7 @@ def receive_answer(connection: Connection) -> Ready | Answer | Failure:
         raise MessageError(f"what is no message: {error!r}") from error
     if not _is_answer(answer):
         raise MessageError(f"{type(answer).__name__}, which is no answer")
-    return answer  # type: ignore[no-any-return]
+    return answer
 
 
 def _is_answer(message: Any) -> bool:

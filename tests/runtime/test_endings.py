@@ -146,7 +146,7 @@ def test_nothing_is_left(name: str, tmp_path: Path) -> None:
     then, status = ENDINGS[name]
     before = shared_memory()
     caller = program(then, tmp_path)
-    out, err = caller.communicate(timeout=100)
+    out, err = caller.communicate(timeout=200)
     assert caller.returncode == status, err
     assert "Traceback" not in err
     assert wait_until(lambda: is_gone(int(out))), "the worker has outlived its caller"
@@ -204,7 +204,7 @@ def test_a_fork_generates_with_a_worker_of_its_own(tmp_path: Path) -> None:
         print("well")
     """
     caller = program(FORKS + textwrap.dedent(then), tmp_path)
-    out, err = caller.communicate(timeout=110)
+    out, err = caller.communicate(timeout=200)
     assert (caller.returncode, out) == (0, "well\n"), err
 
 
@@ -234,5 +234,5 @@ def test_a_fork_in_the_midst_of_a_call_goes_on_without_the_assistant(backend: st
         print("well")
     """
     caller = program(then, tmp_path)
-    out, err = caller.communicate(timeout=110)
+    out, err = caller.communicate(timeout=200)
     assert (caller.returncode, out) == (0, "well\n"), err
