@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from ..protocol import DraftRequest
 from ..sampling import Processor
-from ..types import Miss, Origin, Outcome, Span, Speculation
+from ..types import Outcome, Speculation
 from .arena import ModelParcel
 
 logger = logging.get_logger(__name__)
@@ -114,6 +114,7 @@ class Failure:
 
     row: int
     error: str
+    lacks_memory: bool = False  # which there may be again
 
 
 def send(connection: Connection, message: Any) -> None:
@@ -127,60 +128,17 @@ def receive(connection: Connection) -> Any:
     Raises:
         MessageError: If it is too long.
     """
-    return pickle.loads(_receive_bytes(connection))
+    return pickle.loads(receive_bytes(connection))
 
 
-def receive_answer(connection: Connection) -> Ready | Answer | Failure:
-    """Waits for a message of the worker's. Of what it may hold, only what answers consist of is made.
-
-    Raises:
-        MessageError: If it is too long, or no answer: another program or version wrote it, or a part of it is missing.
-    """
-    data = _receive_bytes(connection)
-    try:
-        answer = _AnswerUnpickler(io.BytesIO(data)).load()
-    except Exception as error:  # unpickling rubbish may raise anything
-        raise MessageError(f"what is no message: {error!r}") from error
-    if not _is_answer(answer):
-        raise MessageError(f"{type(answer).__name__}, which is no answer")
-    return answer
-
-
-def _is_answer(message: Any) -> bool:
-    """Whether a message is an answer, and its fields are what they should be."""
-    fields = getattr(message, "__dict__", {})
-    return any(
-        type(message) is kind
-        and set(fields) == set(types)
-        and all(isinstance(fields[name], each) for name, each in types.items())
-        for kind, types in _ANSWER_FIELDS.items()
-    )
-
-
-def _receive_bytes(connection: Connection) -> bytes:
+def receive_bytes(connection: Connection) -> bytes:
+    """Waits for a message, and leaves it as it is. Raises [`MessageError`] if it is too long."""
     try:
         return connection.recv_bytes(MAX_MESSAGE_BYTES)
     except OSError as error:
         if not connection.closed and not connection.readable:  # how a connection ends for too long a message
             raise MessageError(f"a message of more than {MAX_MESSAGE_BYTES} bytes") from error
         raise
-
-
-_ANSWER_FIELDS: dict[type, dict[str, type]] = {
-    Ready: {"takes_trees": bool},
-    Answer: {"row": int, "speculation": Speculation},
-    Failure: {"row": int, "error": str},
-}
-
-
-class _AnswerUnpickler(pickle.Unpickler):
-    """Knows no other classes and functions than those of answers, so that unpickling runs nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        for each in (Ready, Answer, Failure, Speculation, Span, Origin, Miss):
-            if (each.__module__, each.__qualname__) == (module, name):
-                return each
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of an answer")
 
 
 def pack(speculation: Speculation) -> Speculation:

@@ -23,6 +23,7 @@ from ..protocol import DraftRequest, SpeculatorError
 from ..translation import Translation
 from ..types import Outcome, Speculation
 from . import messages
+from .answers import receive_answer
 from .arena import pack_again, share_model
 from .handshake import HandshakeError, welcome_worker
 from .model_state import ModelState, plain_tensors, weight_places
@@ -144,6 +145,9 @@ class AssistantWorker(Worker):
             self._is_ready = isinstance(reply, messages.Ready)
         if isinstance(reply, messages.Failure):
             self.close()
+            if reply.lacks_memory:
+                self._cause = f"the assistant's process has no memory for it:\n{reply.error}"
+                raise SpeculatorError(self._cause)
             raise AssistantLoadError(f"the assistant could not be loaded in its process:\n{reply.error}")
         warn_unless_ahead(reply)
 
@@ -263,7 +267,7 @@ class AssistantWorker(Worker):
 
     def _receive(self, kinds: tuple[type, ...]) -> Any:
         """The next message. Raises [`messages.MessageError`] if it is none that is due."""
-        reply = messages.receive_answer(self._connected())
+        reply = receive_answer(self._connected())
         if not isinstance(reply, kinds):
             raise messages.MessageError(f"{type(reply).__name__}, which is not due here")
         return reply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import threading
@@ -67,11 +68,17 @@ def _start(connection: Connection, arena: Arena) -> Server | None:
         server = Server(channel, channel.open(load.parcel))
         arena.close_descriptor()
         takes_trees = server.engine(load.quantization).assistant.takes_trees
-    except Exception:
-        messages.send(connection, messages.Failure(-1, traceback.format_exc()))
+    except Exception as error:
+        messages.send(connection, messages.Failure(-1, traceback.format_exc(), _lacks_memory(error)))
         return None
     messages.send(connection, messages.Ready(takes_trees))
     return server
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether an error says that there is no memory left; torch has no class of its own for that of the CPU."""
+    is_named = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    return is_named or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 def _attend_with_masks(model: PreTrainedModel) -> None:

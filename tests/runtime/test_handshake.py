@@ -24,6 +24,7 @@ from hf_ssd import SSDConfig
 from hf_ssd.generation import generate_with_ssd
 from hf_ssd.protocol import SpeculatorError
 from hf_ssd.runtime import handshake, messages, pool, process
+from hf_ssd.runtime.answers import receive_answer
 from hf_ssd.runtime.handshake import HandshakeError, prove_to_caller, welcome_worker
 from hf_ssd.runtime.messages import Answer, Failure, MessageError, Ready
 from hf_ssd.runtime.process import AssistantWorker
@@ -178,7 +179,7 @@ class TestAnswers:
     def received(self, data: bytes) -> Any:
         pair = Pair()
         threading.Thread(target=pair.theirs.send_bytes, args=(data,)).start()
-        return messages.receive_answer(pair.ours)
+        return receive_answer(pair.ours)
 
     def test_answers_come_as_they_were_sent(self) -> None:
         speculation = Speculation.chain(
@@ -224,7 +225,7 @@ class TestAnswers:
         pair = Pair()
         os.write(pair.theirs.fileno(), struct.pack("!iQ", -1, 2**50) + b"x" * 100)
         with pytest.raises(MessageError, match=f"more than {messages.MAX_MESSAGE_BYTES} bytes"):
-            messages.receive_answer(pair.ours)
+            receive_answer(pair.ours)
 
     def test_probabilities_of_another_size(self) -> None:
         for data in (bytearray(), bytearray(9), bytes(16), torch.ones(2)):

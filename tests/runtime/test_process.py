@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from broken_models import RaisesAtOnce, RaisesLater
+from broken_models import HasNoMemory, RaisesAtOnce, RaisesLater
 from plain import assert_equals_plain
 from streamers import Listener
 from tiny_models import make_noisy, make_target, make_unrelated, prompt
@@ -198,6 +198,17 @@ class TestFailures:
         pool.close_worker(assistant)
         with pytest.raises(AssistantLoadError, match="the assistant broke at once"):
             ssd(target, RaisesAtOnce(make_noisy().config))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("backend", ["auto", "process"])
+    def test_an_assistant_that_its_process_has_no_memory_for(self, target, backend) -> None:
+        """There may be some again, so it is no reason to do without a process for ever."""
+        assistant = HasNoMemory(make_noisy().config)
+        assert ssd(target, assistant, SSDConfig(backend=backend)) == plain(target)
+        assert "the assistant's process has no memory for it" in target.ssd_stats.degraded
+        assert "Tried to allocate 2.00 GiB" in target.ssd_stats.degraded
+        assert assistant not in pool._THREAD_ONLY
+        pool.close_worker(assistant)
 
     def test_rows_after_a_failure_go_on_too(self, target, own_noisy) -> None:
         ssd(target, own_noisy)
