@@ -160,7 +160,7 @@ def in_fork(action):
     child = os.fork()
     if child == 0:
         try:
-            signal.alarm(60)
+            signal.alarm(150)
             action()
             os._exit(0)
         except BaseException:
@@ -219,7 +219,7 @@ def test_a_fork_in_the_midst_of_a_call_goes_on_without_the_assistant(backend: st
 
         def fork():
             children.append(os.fork())
-            signal.alarm(60)
+            signal.alarm(150)
 
         found = ssd(200, streamer=Listener(60, fork))
         is_right, degraded = found == plain(200), target.ssd_stats.degraded

@@ -17,7 +17,7 @@ import pytest
 import torch
 from broken_models import HasNoMemory, RaisesAtOnce, RaisesLater
 from plain import assert_equals_plain
-from streamers import Listener
+from streamers import Listener, take_time
 from tiny_models import make_noisy, make_target, make_unrelated, prompt
 from transformers import LlamaForCausalLM
 
@@ -79,6 +79,14 @@ class TestKeeping:
         pid = pid_of(shared_noisy)
         assert_equals_plain(make_target(), shared_noisy, prompt(9), PROCESS, **GREEDY)
         assert pid_of(shared_noisy) == pid
+
+    def test_draws_come_with_what_they_were_drawn_from(self, shared_noisy) -> None:
+        """An assistant that is the target itself has every draft token accepted, if its distributions arrive whole."""
+        target = make_noisy()
+        config = SSDConfig(backend="process", verification="token", ngram_drafts=False, backup="jit")
+        ssd(target, shared_noisy, config, do_sample=True, temperature=0.8, top_k=20, stopping_criteria=take_time())
+        assert target.ssd_stats.degraded is None
+        assert target.ssd_stats.acceptance == 1.0
 
     def test_an_idle_worker_sleeps(self, target, shared_noisy) -> None:
         ssd(target, shared_noisy)
