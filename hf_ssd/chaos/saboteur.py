@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+HANG_S = 4.0  # longer than a call waits; a thread cannot be ended, and has to come back to leave
 NUM_STARTING_FORWARDS = 12  # in which an assistant is tried out when it is loaded, at most
 
 
@@ -83,7 +84,7 @@ MISCHIEFS: dict[str, Callable[[Any], None]] = {
     "is out of device memory": _raise(torch.OutOfMemoryError, "CUDA out of memory"),
     "scores are NaN": _scores_of_nothing,
     "dawdles": lambda outputs: time.sleep(0.02),
-    "hangs": lambda outputs: time.sleep(3600),
+    "hangs": lambda outputs: time.sleep(HANG_S),
     "leaves": lambda outputs: os._exit(3),
     "aborts": lambda outputs: os.abort(),
     "answers with rubbish": lambda outputs: _write(b"\x80rubbish"),
