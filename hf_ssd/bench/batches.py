@@ -22,7 +22,7 @@ from .statistics import Estimate, Resampling
 
 JIT: Backup = "jit"
 FAST_BACKUPS: tuple[Backup, ...] = ("ngram", "none")
-NUM_TRIAL_CALLS = 3  # of mode "auto", before it is measured
+NUM_TRIAL_CALLS = 9  # of mode "auto", before it is measured
 
 
 @dataclass(frozen=True)

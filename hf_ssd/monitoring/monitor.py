@@ -28,7 +28,8 @@ class Monitor:
     monitor.figures().hit_rate
     ```
 
-    It only watches: what is done about a low hit rate is up to the planner and `mode="auto"`. May be shared by threads.
+    It only watches: what is done about a low hit rate is up to the planner and `mode="auto"`, whose switches it is told
+    of. May be shared by threads.
 
     Args:
         sinks: Called with each [`Event`], in the thread that generates. One that raises is left out from then on.
