@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -401,7 +401,7 @@ def _finish(model: PreTrainedModel, monitor: Monitor | None, output: Any, record
     return with_stats(output, stats)
 
 
-# By target, then by assistants, mode, number of rows and whether tokens are sampled: what earlier calls have shown.
+# By target, then by assistants, settings, number of rows and whether tokens are sampled: what earlier calls have shown.
 _MEMORIES: weakref.WeakKeyDictionary[PreTrainedModel, dict[Hashable, PlanMemory]] = weakref.WeakKeyDictionary()
 
 
@@ -413,7 +413,8 @@ def _memory_of(
         return None
     own = call_config(model, kwargs)
     num_rows = (num_prompts(model, kwargs) or 1) * (own.num_return_sequences or 1)
-    kind = (tuple(map(id, assistants)), config.mode, num_rows, may_sample(model, kwargs))
+    settings = replace(config, seed=None, trace=False)
+    kind = (tuple(map(id, assistants)), settings, num_rows, may_sample(model, kwargs))
     return _MEMORIES.setdefault(model, {}).setdefault(kind, PlanMemory())
 
 

@@ -13,6 +13,7 @@ import random
 import string
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -24,16 +25,18 @@ from transformers.generation.streamers import BaseStreamer
 from ..config import SSDConfig
 from ..metrics import SSDStats
 from ..pairs import Pair
+from ..runtime import placement
 from ..types import Origin
 from .arms import Arm, Call, Runner, build_arms
 from .compare import generation_kwargs, load
 from .encoding import encode
 from .environment import environment
-from .prompts import select_prompts
-from .schedule import Progress, run_schedule
+from .prompts import Prompt, select_prompts
+from .schedule import WARM_UP_TOKENS, Progress, run_schedule
 from .settings import AR_ALL_CORES, AUTO, SSD, RunSettings
 from .statistics import Estimate, Resampling
 
+AUTO_WITHOUT_COPIES = f"{AUTO}: no copied drafts"
 QUESTION = "Export the first part of the catalogue, then the access keys, then the rest of the catalogue."
 
 
@@ -114,8 +117,9 @@ def measure_policies(settings: PolicySettings, progress: Progress | None = None)
     arms = _arms(settings)
     unrelated = _measure_unrelated(pair, arms, settings, report)
     courses = {}
-    for number, arm in enumerate(arms):
-        report(f"changing text, {arm.name}", number, len(arms))
+    shown = [arm for arm in arms if arm.name != AUTO_WITHOUT_COPIES]
+    for number, arm in enumerate(shown):
+        report(f"changing text, {arm.name}", number, len(shown))
         courses[arm.name] = run_course(pair, arm, settings)
     return PolicyResult(names, settings.dtype, environment(), unrelated, settings.section_tokens, courses)
 
@@ -146,13 +150,16 @@ _RECORDS = (range(100, 400), range(400, 700))
 
 
 def _arms(settings: PolicySettings) -> tuple[Arm, ...]:
-    """Plain `generate()`, mode "auto" and mode "ssd"; the first two may use every core."""
-    from ..runtime.placement import available_cores, split_threads
-
-    cores = available_cores()
-    threads = split_threads(settings.target_threads, settings.assistant_threads, cores)
+    """Plain `generate()`, mode "ssd" and mode "auto"; all but the second may use every core."""
+    cores = placement.available_cores()
+    threads = placement.split_threads(settings.target_threads, settings.assistant_threads, cores)
     config = replace(settings.ssd_config, seed=settings.seed)
-    return build_arms((AR_ALL_CORES, SSD), config, *threads, cores, ssd_variants={AUTO: {"mode": "auto"}})
+    # What is copied from the text helps with any assistant.
+    variants: dict[str, dict[str, Any]] = {
+        AUTO: {"mode": "auto"},
+        AUTO_WITHOUT_COPIES: {"mode": "auto", "ngram_drafts": False},
+    }
+    return build_arms((AR_ALL_CORES, SSD), config, *threads, cores, ssd_variants=variants)
 
 
 def _measure_unrelated(
@@ -208,7 +215,7 @@ def _modes(calls: Sequence[Call]) -> tuple[dict[str, int], int]:
 def run_course(pair: Pair, arm: Arm, settings: PolicySettings) -> Course:
     """One arm's way through the changing text, after a short call in which the assistant starts."""
     ids = changing_text(pair.tokenizer, settings.section_tokens, settings.seed)
-    prompt = encode(pair.tokenizer, select_prompts(num_prompts=1)[0].__class__("own", QUESTION))
+    prompt = encode(pair.tokenizer, Prompt("own", QUESTION))
     num_prompt = prompt["input_ids"].shape[1]
 
     class ForcedText(LogitsProcessor):
@@ -220,10 +227,10 @@ def run_course(pair: Pair, arm: Arm, settings: PolicySettings) -> Course:
 
     kwargs = generation_kwargs(pair, {"do_sample": False})
     processors = LogitsProcessorList([ForcedText()])
-    clock = _Clock()
-    with Runner(pair.target, pair.assistant, kwargs) as runner:
-        runner.run(arm, prompt, 8)
-        own = {"ssd_config": arm.config} if isinstance(arm.config, SSDConfig) else {}
+    clock, runner = _Clock(), Runner(pair.target, pair.assistant, kwargs)
+    own = {"ssd_config": arm.config} if isinstance(arm.config, SSDConfig) else {}
+    with runner if own else nullcontext():  # without an assistant that starts meanwhile
+        runner.run(arm, prompt, WARM_UP_TOKENS)
         model = pair.target if own else runner.plain_target
         clock.begin()
         model.generate(

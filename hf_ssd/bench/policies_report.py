@@ -89,6 +89,7 @@ def plot_policies(result: PolicyResult) -> Figure:
     figure, (modes, speed, hits) = new_figure(9.0, 6.4, heights=(0.7, 3.0, 1.6))
     auto = result.courses[AUTO]
     _draw_modes(modes, auto)
+    modes.set_title('Mode of the rounds in mode "auto", speed and hit rate', fontsize="medium")
     for name, course in result.courses.items():
         width = 2.0 if name == AUTO else 1.2
         speed.plot(*_speed(course), color=COURSE_COLOURS[name], linewidth=width, label=title_of(name))
@@ -103,7 +104,6 @@ def plot_policies(result: PolicyResult) -> Figure:
     hits.set_xlabel("tokens")
     for part, name in enumerate(SECTIONS):
         start = part * result.section_tokens
-        modes.set_title('Mode of the rounds in mode "auto", speed and hit rate', fontsize="medium")
         speed.text(start + result.section_tokens / 2, speed.get_ylim()[1] * 0.97, name, ha="center", va="top")
         for panel in (modes, speed, hits):
             panel.axvline(start, color="black", linewidth=0.8, linestyle=":")
