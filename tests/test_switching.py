@@ -222,6 +222,25 @@ class TestAssistants:
         after = [r for r in stats.rounds[-20:] if r.origin is Origin.CACHE]
         assert sum(r.num_accepted for r in after) > 0
 
+    def test_one_that_cannot_be_had_is_left_out_once_there_are_tokens(self, target, noisy, monkeypatch) -> None:
+        wrong = make_unrelated()
+
+        def speculator_for(assistant, *args):
+            if assistant is wrong:
+                raise MemoryError("no room for the assistant")
+            return real(assistant, *args)
+
+        real = staff.speculator_for
+        monkeypatch.setattr(staff, "speculator_for", speculator_for)
+        plain = target.generate(prompt(7), max_new_tokens=120, do_sample=False)
+        kwargs = {"max_new_tokens": 120, "do_sample": False, "ssd_config": SSDConfig(backend="inline")}
+        ids = generate_with_ssd(target, inputs=prompt(7), assistant_model=[noisy, wrong], **kwargs)
+        assert ids.equal(plain)
+        assert "no room for the assistant" in target.ssd_stats.degraded
+        assert target.ssd_stats.rounds[-1].mode == "ssd"
+        with pytest.raises(MemoryError, match="no room for the assistant"):
+            generate_with_ssd(target, inputs=prompt(7), assistant_model=[wrong, noisy], **kwargs)
+
     def test_texts_are_the_same_whichever_serves(self, target, noisy, unrelated) -> None:
         settings = {"do_sample": True, "max_new_tokens": 60, "inputs": prompt(7)}
         config = SSDConfig(backend="inline", seed=5)

@@ -77,6 +77,7 @@ class PlanChooser:
         self._tracks = {plan: self._track(plan) for plan in plans}
         home = self._memory.home
         self._home = self.plan = home if home in self._tracks else plans[0]
+        self._left: Plan | None = None  # what was home before
         self._is_sudden = False  # whether the trial was caused by the latest rounds
         self._num_here = 0
 
@@ -140,8 +141,9 @@ class PlanChooser:
             track.num_waited += 1
         if len(home.rounds) < MIN_ROUNDS:
             return None
-        for plan, track in others.items():
-            reason = self._why_now(plan, track, home, likelihood)
+        # What was left last comes first: the text may be again as it was then.
+        for plan in sorted(others, key=lambda plan: plan != self._left):
+            reason = self._why_now(plan, others[plan], home, likelihood)
             if reason is not None and self._is_available(plan):
                 return self._try(plan, likelihood, reason, is_sudden=True)
         due = [plan for plan, track in others.items() if track.num_waited >= track.interval]
@@ -155,9 +157,9 @@ class PlanChooser:
 
     def _why_now(self, plan: Plan, track: _Track, home: _Track, likelihood: float | None) -> str | None:
         """What speaks for a plan out of turn."""
-        if track.num_waited < MIN_GAP:
-            return None
         if plan.mode == "ar":
+            if track.num_waited < MIN_GAP:
+                return None
             recent = home.rounds.cost(RECENT_ROUNDS)
             if recent is None or track.cost is None or not recent.is_surely_above(track.cost, MARGIN):
                 return None
@@ -166,7 +168,7 @@ class PlanChooser:
             return None
         if track.likelihood is None:
             track.likelihood = likelihood  # of the text for which drafting was left
-        if likelihood < track.likelihood + MORE_PREDICTABLE:
+        if likelihood < track.likelihood + MORE_PREDICTABLE or track.num_waited < MIN_GAP:
             return None
         return f"the text has become more predictable ({track.likelihood:.2f} to {likelihood:.2f})"
 
@@ -201,7 +203,7 @@ class PlanChooser:
     def _adopt(self, is_sure: bool, reason: str) -> Switch:
         """Makes the plan that is being tried home."""
         before, self._home = self._home, self.plan
-        left = self._tracks[before]
+        self._left, left = before, self._tracks[before]
         left.num_waited, left.likelihood = 0, None
         # Where it was a close thing the way back is no shorter than before.
         left.interval = FIRST_INTERVAL[before.mode] if is_sure else min(2 * left.interval, MAX_INTERVAL)

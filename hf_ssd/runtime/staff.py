@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..config import SSDConfig
 from ..planning import CallPolicy, PlanMemory, needs_policy
-from ..protocol import DraftRequest, Speculator
+from ..protocol import DraftRequest, Speculator, SpeculatorError
 from ..recorder import Recorder
 from ..row import Conductor, Link, Row
 from ..types import Plan
@@ -19,6 +19,7 @@ from .conductor import PolicyConductor, RequestMaker
 from .cpu_threads import set_own_threads
 from .placement import available_cores, split_threads
 from .pool import is_busy, speculator_for
+from .speculator import LostSpeculator
 
 
 class Staff(Protocol):
@@ -65,7 +66,7 @@ def staff_for(
             yield FixedStaff(crew, recorder)
             return
         policy = CallPolicy(config, len(assistants), memory, crew.is_available)
-        yield ChangingStaff(PolicyConductor(policy, recorder, crew))
+        yield ChangingStaff(PolicyConductor(policy, recorder, crew), crew)
         policy.remember()
 
 
@@ -79,6 +80,9 @@ class Crew:
         recorder: Of the call.
         stack: Ends them.
         restore_threads: Gives the target all cores.
+
+    Attributes:
+        has_begun: Whether rows are being decoded: an assistant that cannot be had is no longer a reason to raise.
     """
 
     def __init__(
@@ -96,6 +100,7 @@ class Crew:
         self._recorder = recorder
         self._stack = stack
         self._restore_threads = restore_threads
+        self.has_begun = False
         self._speculators: dict[int, Speculator] = {}
         self._of_rows: dict[tuple[int, int], Speculator] = {}
 
@@ -104,9 +109,15 @@ class Crew:
         if assistant not in self._speculators:
             config = self._config
             _, num_threads = split_threads(config.target_threads, config.assistant_threads, available_cores())
-            self._speculators[assistant] = self._stack.enter_context(
-                speculator_for(self.assistants[assistant], self._target, config, num_threads)
-            )
+            try:
+                self._speculators[assistant] = self._stack.enter_context(
+                    speculator_for(self.assistants[assistant], self._target, config, num_threads)
+                )
+            except (SpeculatorError, MemoryError, ValueError) as error:
+                if not self.has_begun:
+                    raise
+                # There are tokens by now: it is lost to the call, which goes on.
+                self._speculators[assistant] = LostSpeculator(str(error))
         speculator = self._speculators[assistant]
         self._recorder.assistant_threads, self._recorder.assistant_device = speculator.threads, speculator.device
         return speculator
@@ -177,15 +188,19 @@ class ChangingStaff:
 
     Args:
         conductor: Carries out what the policy decides.
+        crew: Its assistants.
     """
 
-    def __init__(self, conductor: PolicyConductor) -> None:
+    def __init__(self, conductor: PolicyConductor, crew: Crew) -> None:
+        self._crew = crew
         self.conductor: Conductor | None = conductor
         self._conductor = conductor
 
     def begin(self, rows: Sequence[Row], request: RequestMaker) -> tuple[list[Link], list[DraftRequest]]:
         """The links of the rows, and what their speculators need."""
-        return self._conductor.begin(rows, request)
+        begun = self._conductor.begin(rows, request)
+        self._crew.has_begun = True
+        return begun
 
 
 @contextlib.contextmanager
