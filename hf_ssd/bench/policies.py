@@ -53,7 +53,7 @@ class PolicySettings(RunSettings):
     """
 
     num_prompts: int = 4
-    section_tokens: int = 400
+    section_tokens: int = 300
 
     def __post_init__(self) -> None:
         super().__post_init__()

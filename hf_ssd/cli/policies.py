@@ -30,7 +30,7 @@ def policies(
     prompts: Annotated[int, typer.Option(help="Prompts of the measurement with an unrelated assistant.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens per text there.")] = 128,
     repeats: Repeats = 3,
-    section_tokens: Annotated[int, typer.Option(help="Tokens of each of the changing text's three parts.")] = 400,
+    section_tokens: Annotated[int, typer.Option(help="Tokens of each of the changing text's three parts.")] = 300,
     seed: Seed = 0,
     target_threads: TargetThreads = None,
     assistant_threads: AssistantThreads = None,
