@@ -180,7 +180,8 @@ class TestLimits:
             stats = assert_equals_plain(target, noisy, prompt(7), config, max_new_tokens=100)
             num_steps.append(sum(r.num_draft_steps for r in stats.rounds))
             hit_rates.append(stats.hit_rate)
-        assert hit_rates[0] > hit_rates[1] > hit_rates[2] == 0.0
+        assert hit_rates[0] > hit_rates[1] > hit_rates[2]
+        assert hit_rates[2] < 0.2  # what was drafted just in time and not sent may still be the outcome
 
     def test_a_threshold_ends_drafts_early_and_keeps_the_token(self, target, noisy) -> None:
         depths = []
