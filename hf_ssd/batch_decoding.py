@@ -23,7 +23,7 @@ from .kv_cache import (
 )
 from .protocol import DraftRequest
 from .recorder import Recorder
-from .row import Decision, Link, Row, no_grad, round_stats
+from .row import Conductor, Decision, Link, Row, no_grad, round_stats
 from .target_trees import counts_slots
 from .tree_attention import own_attention
 from .types import Speculation
@@ -70,19 +70,23 @@ class BatchDecoder:
             # Rows reach back differently far, so what lies before the window of one may be in that of another.
             open_windows(cache)
 
-    def run(self, links: Sequence[Link], requests: Sequence[DraftRequest]) -> None:
+    def run(self, links: Sequence[Link], requests: Sequence[DraftRequest], conductor: Conductor | None = None) -> None:
         """Decodes until a stopping criterion holds for every row; the results are in the rows.
 
         Args:
             links: To the speculator of each row.
             requests: What these need.
+            conductor: Decides after each round how the rows go on, where that may change.
         """
+        self._conductor = conductor
         # Rows that are not done, in the order of the cache.
         self._active = list(zip(self.rows, links, strict=True))
         try:
             for link, request in zip(links, requests, strict=True):
                 link.start(request)
             self._prefill()
+            if conductor is not None:
+                conductor.prefilled()
             while self._active:
                 self._round()
         finally:
@@ -124,10 +128,10 @@ class BatchDecoder:
         # Before anything else, so that the assistant works while the rest is done here.
         self._send(decisions, verify.ms)
         with self.recorder.span("emit"):
-            num_kept = []
-            for index, (row, _) in enumerate(self._active):
+            num_kept, stats = [], []
+            for index, (row, link) in enumerate(self._active):
                 num_kept.append(row.emit(decisions[index]))
-                self.recorder.round(
+                stats.append(
                     round_stats(
                         row.index,
                         received[index],
@@ -136,10 +140,14 @@ class BatchDecoder:
                         num_kept[-1],
                         verify.ms,
                         wait.ms,
+                        link.mode,
                     )
                 )
+                self.recorder.round(stats[-1])
             self._keep(num_kept)
             self._drop_rows_that_are_done()
+        if self._conductor is not None and self._active:
+            self._conductor.after_round(self._active, decisions, stats)
 
     def _send(self, decisions: Sequence[Decision], verify_ms: float | None = None) -> None:
         for (row, link), decision in zip(self._active, decisions, strict=True):

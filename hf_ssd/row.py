@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -18,7 +18,7 @@ from .noise import GumbelNoise, derive_seed
 from .protocol import DraftRequest, Speculator, SpeculatorError
 from .recorder import Recorder
 from .sampling import find_fault, looks_only_at_scores
-from .types import Outcome, RoundStats, Speculation
+from .types import ConcreteMode, Outcome, RoundStats, Speculation
 from .verification import follow_tree, verify_block, verify_coupled, verify_token
 
 logger = logging.get_logger(__name__)
@@ -304,6 +304,8 @@ class Link:
         self._speculator = speculator
         self._recorder = recorder
         self._on_degrade = on_degrade
+        self._is_fresh = False  # begun where the row is, and told no outcome since
+        self.mode: ConcreteMode | None = None  # of the row's rounds, where that changes
 
     @property
     def is_drafting(self) -> bool:
@@ -314,14 +316,33 @@ class Link:
         """Begins the row: the assistant reads the prompt while the target does."""
         self._ask(lambda speculator: speculator.start(request))
 
+    def switch(self, mode: ConcreteMode, speculator: Speculator | None, request: DraftRequest | None) -> None:
+        """Goes on with another speculator, or none, from where the row is now. The one before has been stopped.
+
+        Args:
+            mode: Of the rounds from here on.
+            speculator: Drafts from here on; it may be the one from before. `None` decodes plainly.
+            request: What that needs. Its prompt is all that the row has so far.
+        """
+        self.mode = mode
+        self._speculator, self._is_fresh = speculator, speculator is not None
+        if request is not None:
+            self._ask(lambda speculator: speculator.start(request))
+
     def send(self, row: Row, decision: Decision, verify_ms: float | None = None) -> None:
         """Tells the outcome, unless the answer would be for nothing."""
+        self._is_fresh = False
         if decision.fault is None and not row.ends_with(decision.tokens):
             outcome = Outcome(decision.node, decision.tokens[-1])
             self._ask(lambda speculator: speculator.resolve(outcome, verify_ms))
 
     def receive(self) -> Speculation:
-        """The speculation that follows the latest outcome; an empty one where there is no speculator."""
+        """The speculation that follows the latest outcome; an empty one where there is no speculator, or no outcome.
+
+        The round after a switch verifies nothing: the target reads a token while the assistant reads the row.
+        """
+        if self._is_fresh:
+            return Speculation()
         speculation: Speculation | None = self._ask(lambda speculator: speculator.receive())
         if speculation is None:
             return Speculation()
@@ -346,6 +367,26 @@ class Link:
             return None
 
 
+class Conductor(Protocol):
+    """Changes how rows go on, between two rounds."""
+
+    def prefilled(self) -> None:
+        """The prompt has been read: the first round begins."""
+        ...
+
+    def after_round(
+        self, active: Sequence[tuple[Row, Link]], decisions: Sequence[Decision], stats: Sequence[RoundStats]
+    ) -> None:
+        """Takes in a round.
+
+        Args:
+            active: The rows that go on.
+            decisions: Of all rows in the round.
+            stats: Of the same.
+        """
+        ...
+
+
 def no_grad(hands_out_tensors: bool, model_kwargs: dict[str, Any]) -> Any:
     """What the target's forwards run under."""
     # A twentieth faster on a small model. Its tensors would be a nuisance to a caller, so only where none is handed
@@ -362,6 +403,7 @@ def round_stats(
     num_emitted: int,
     verify_ms: float,
     wait_ms: float,
+    mode: ConcreteMode | None = None,
 ) -> RoundStats:
     """The figures of one row's round: `verified` is what was left of `received`."""
     return RoundStats(
@@ -378,4 +420,5 @@ def round_stats(
         draft_ms=received.draft_ms,
         num_draft_steps=received.num_draft_steps,
         path=decision.path,
+        mode=mode,
     )

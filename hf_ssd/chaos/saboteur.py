@@ -41,7 +41,8 @@ class Saboteur(LlamaForCausalLM):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.num_good_forwards -= 1
         outputs = super().forward(*args, **kwargs)
-        if self.num_good_forwards < 0:
+        # A hang is over once.
+        if self.num_good_forwards == -1 or (self.num_good_forwards < -1 and self.mischief != "hangs"):
             MISCHIEFS[self.mischief](outputs)
         return outputs
 

@@ -12,7 +12,7 @@ from itertools import takewhile
 import torch
 from transformers.utils import logging
 
-from ..kv_cache import keep_branch
+from ..kv_cache import bytes_per_token, keep_branch
 from ..planning import (
     AcceptanceEstimate,
     Backup,
@@ -298,8 +298,10 @@ class DraftEngine:
         self._frontier.sort(key=lambda node: -node.chance)
         # Copied tokens follow each other without having been run: parents first, which their chances see to.
         planned = [node for node in self._frontier if _is_called_for(node)]
-        if not self.overlaps:
-            return self._frontier[:MAX_STEP_TOKENS]
+        room = self._room()
+        if not self.overlaps or room < MAX_STEP_TOKENS:
+            # The likeliest first: with little memory only they are prepared.
+            return self._frontier[: max(min(room, MAX_STEP_TOKENS), 0)]
         if not planned and self._cache.get_seq_length() - self._num_cached >= MAX_PREPARED_TOKENS:
             return []
         rates = self._rates()
@@ -312,10 +314,17 @@ class DraftEngine:
         chances = [node.chance for node in self._frontier[:MAX_STEP_TOKENS]]
         return self._frontier[: best_step(chances, rates, self._pace.time_left_ms())]
 
+    def _room(self) -> int:
+        """How many more tokens may be run ahead, by the memory that their keys and values take."""
+        budget = self.config.memory_budget
+        if budget is None:
+            return MAX_STEP_TOKENS
+        return budget // max(bytes_per_token(self._cache), 1) - (self._cache.get_seq_length() - self._num_cached)
+
     def _may_run(self, node: Node) -> bool:
         """Whether running `node` may lead to draft tokens that can still be used."""
-        is_likely = node.chance >= (MIN_CHANCE if self.overlaps else MIN_CHANCE_UNHURRIED)
-        return (is_likely or _is_called_for(node)) and self._can_run(node)
+        least = max(MIN_CHANCE if self.overlaps else MIN_CHANCE_UNHURRIED, self.config.draft_threshold)
+        return (node.chance >= least or _is_called_for(node)) and self._can_run(node)
 
     def _can_run(self, node: Node) -> bool:
         limit = self.assistant.max_length
@@ -526,7 +535,9 @@ class DraftEngine:
             drafted = [node for node in self._frontier if node.parent is not None and node.parent.is_run]
             deepest = max(drafted, key=lambda node: (node.num_drafted, node.chance), default=None)
             limit = self.config.max_draft_tokens if is_fixed else FIRST_LENGTH
-            return [deepest] if deepest is not None and deepest in pending and deepest.num_drafted < limit else []
+            if deepest is None or deepest not in pending or deepest.chance < self.config.draft_threshold:
+                return []
+            return [deepest] if deepest.num_drafted < limit else []
         ready = sorted((node for node in pending if self._may_run(node)), key=lambda node: -node.chance)
         return ready[: best_step([node.chance for node in ready[:MAX_STEP_TOKENS]], rates, 0.0)]
 
