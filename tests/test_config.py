@@ -35,8 +35,10 @@ from hf_ssd import SSDConfig
         ("assistant_threads", -2, r"`assistant_threads` must be at least 1, but got -2\. Use None"),
         ("assistant_device", "gpu", r"`assistant_device` must be \"auto\" or a device.*but got 'gpu'"),
         ("assistant_device", None, r"`assistant_device` must be \"auto\" or a device.*but got None"),
-        ("timeout_s", 0, r"`timeout_s` must be a positive number of seconds, but got 0"),
-        ("timeout_s", float("inf"), r"`timeout_s` must be a positive number of seconds, but got inf"),
+        ("target_threads", 10**9, r"`target_threads` must be at most 4096, but got 1000000000\. Use None"),
+        ("timeout_s", 0, r"`timeout_s` must be a positive number of seconds, at most 86400 .*but got 0"),
+        ("timeout_s", float("inf"), r"`timeout_s` must be a positive number .*but got inf"),
+        ("timeout_s", 1e300, r"`timeout_s` must be a positive number of seconds, at most 86400 .*but got 1e\+300"),
     ],
 )
 def test_a_value_that_is_not_allowed_is_named_with_its_remedy(field: str, value: object, message: str) -> None:
@@ -79,6 +81,12 @@ def test_a_config_cannot_be_changed() -> None:
 def test_unknown_keys_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"unknown keys \['budget'\].*cache_budget"):
         SSDConfig.of({"budget": 3})
+
+
+@pytest.mark.parametrize("values", [["mode"], "mode", None, 3])
+def test_a_file_that_holds_no_settings_is_refused(values: object) -> None:
+    with pytest.raises(TypeError, match="must be an SSDConfig or a dict, but got"):
+        SSDConfig.from_dict(values)  # type: ignore[arg-type]
 
 
 def test_anything_else_is_refused_by_type() -> None:

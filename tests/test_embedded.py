@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,22 +81,85 @@ class TestEnsureFolder:
         assert not is_complete(folder)
         assert is_complete(ensure_folder(folder, write_weights))
 
-    def test_a_writer_that_was_killed_is_no_obstacle(self, tmp_path):
+    @pytest.mark.parametrize("when", ["within a file", "between two files", "before the manifest", "before the rename"])
+    def test_a_writer_that_was_killed_is_no_obstacle(self, tmp_path, when):
         script = (
             "import os, signal\n"
             "from pathlib import Path\n"
-            "from hf_ssd.embedded import ensure_folder\n"
+            "from hf_ssd import embedded\n"
+            "die = lambda *args: os.kill(os.getpid(), signal.SIGKILL)\n"
             "def write(folder):\n"
-            "    (folder / 'weights').write_bytes(b'01234')\n"
-            "    os.kill(os.getpid(), signal.SIGKILL)\n"
-            f"ensure_folder(Path({str(tmp_path)!r}) / 'model', write)\n"
+            f"    (folder / 'weights').write_bytes(b'01234' if {when == 'within a file'} else b'0123456789')\n"
+            f"    if {when in ('within a file', 'between two files')}:\n"
+            "        die()\n"
+            "    (folder / 'other').write_bytes(b'')\n"
+            f"if {when == 'before the manifest'}: embedded._seal = die\n"
+            f"if {when == 'before the rename'}: os.replace = die\n"
+            f"embedded.ensure_folder(Path({str(tmp_path)!r}) / 'model', write)\n"
         )
         run = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
         assert run.returncode == -signal.SIGKILL
+        assert list(tmp_path.glob(".*.partial")), "it was to be killed while it wrote"
         assert not (tmp_path / "model").exists()
         folder = ensure_folder(tmp_path / "model", write_weights)
         assert (folder / "weights").read_bytes() == b"0123456789"
         assert not list(tmp_path.glob("*.partial"))
+
+    def test_a_full_disk_leaves_nothing_and_is_named_with_what_to_do(self, tmp_path):
+        """The limit on a file's size is met in the midst of the weights, as the end of a disk is."""
+        script = (
+            "import resource, torch\n"
+            "from pathlib import Path\n"
+            "from safetensors.torch import save_file\n"
+            "from hf_ssd.embedded import CacheFolderError, ensure_folder\n"
+            f"home = Path({str(tmp_path)!r})\n"
+            "writers = [\n"
+            "    lambda folder: save_file({'weights': torch.ones(10**6)}, folder / 'model.safetensors'),\n"
+            "    lambda folder: (folder / 'tokenizer.json').write_bytes(bytes(10**6)),\n"
+            "]\n"
+            "unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+            "for write in writers:\n"
+            "    resource.setrlimit(resource.RLIMIT_FSIZE, (10**5, unlimited[1]))\n"
+            "    try:\n"
+            "        ensure_folder(home / 'model', write)\n"
+            "    except CacheFolderError as error:\n"
+            "        assert all(part in str(error) for part in ('400 MB', str(home), 'HF_SSD_HOME')), error\n"
+            "    else:\n"
+            "        raise AssertionError('all was written')\n"
+            "    assert [path.name for path in home.iterdir() if path.is_dir()] == []\n"
+            "    resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)\n"
+            "assert len(list(ensure_folder(home / 'model', writers[0]).iterdir())) == 2\n"
+        )
+        run = subprocess.run([sys.executable, "-c", script], timeout=60, check=False, capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+
+    def test_a_file_where_the_folder_should_be_is_named(self, tmp_path):
+        (tmp_path / "home").touch()
+        with pytest.raises(FileExistsError, match="home"):
+            ensure_folder(tmp_path / "home" / "model", write_weights)
+
+    def test_whoever_waits_for_a_writer_that_is_killed_writes(self, tmp_path):
+        script = (
+            "import sys, time\n"
+            "from pathlib import Path\n"
+            "from hf_ssd.embedded import ensure_folder\n"
+            "def write(folder):\n"
+            "    (folder / 'weights').write_bytes(b'01234')\n"
+            "    print('writing', flush=True)\n"
+            "    time.sleep(100)\n"
+            f"ensure_folder(Path({str(tmp_path)!r}) / 'model', write)\n"
+        )
+        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout.readline() == "writing\n"
+            found = []
+            waiting = threading.Thread(target=lambda: found.append(ensure_folder(tmp_path / "model", write_weights)))
+            waiting.start()
+            waiting.join(0.3)
+            assert waiting.is_alive()
+            writer.kill()
+        waiting.join(30)
+        assert is_complete(found[0])
+        assert (found[0] / "weights").read_bytes() == b"0123456789"
 
     def test_of_processes_that_want_it_at_once_one_writes(self, tmp_path):
         script = (

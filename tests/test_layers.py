@@ -14,7 +14,9 @@ PACKAGE = Path(hf_ssd.__file__).parent
 # By module or by folder. This differs from DESIGN.md: `load_pair` ends in `enable_ssd`, so `pairs` is above
 # `generation` and what is above `pairs` moved up with it; the part of it that knows no generation is `embedded`.
 LAYERS = {
+    "fork_lock": 0,
     "types": 0,
+    "version": 0,
     "config": 1,
     "compat": 1,
     "decoders": 1,

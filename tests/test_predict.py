@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from hf_ssd.bench.forecast import ForecastSettings, check, forecast
 from hf_ssd.bench.prediction import predict_ar, predict_sd, predict_ssd
 from hf_ssd.bench.presets import PRESETS
 from hf_ssd.bench.profile import Profile
-from hf_ssd.bench.recorded import read_runs
+from hf_ssd.bench.recorded import MAX_FILE_BYTES, read_runs
 from hf_ssd.cli import app
 from hf_ssd.config import SSDConfig
 
@@ -270,6 +272,8 @@ class TestRecorded:
             ("tokens/s: 12", "`result` must be JSON"),
             ("[1, 2]", "`result` must hold the profile of an arm"),
             ('{"arms": {"ar": {"decode_tokens_per_s": 3.0}}}', "`result` must hold the profile of an arm"),
+            ('{"arms": ["ssd"]}', "`result` must hold what `hf-ssd compare --json` or `hf-ssd bench` wrote"),
+            ("[" * 100_000, "`result` must be JSON"),
         ],
     )
     def test_other_files_are_refused(self, tmp_path: Path, text: str, message: str) -> None:
@@ -277,6 +281,34 @@ class TestRecorded:
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
             read_runs(path)
+
+    @pytest.mark.parametrize("value", [None, True, "x", -1e999, [], ["x"], {}, {"value": "x"}, [[1]]])
+    def test_whatever_is_changed_in_a_file_is_refused_or_read(self, tmp_path: Path, value: object) -> None:
+        """Each value of it in turn: nothing but a `ValueError` may come of that."""
+        whole = comparison(ar=33.0, sd=60.0, ssd=80.0)
+        for keys in list(paths_in(whole)):
+            values = json.loads(json.dumps(whole))
+            place = values
+            for key in keys[:-1]:
+                place = place[key]
+            place[keys[-1]] = value
+            with contextlib.suppress(ValueError):
+                read_runs(write(tmp_path / "changed.json", values))
+
+    def test_a_file_that_is_too_large_is_not_read(self, tmp_path: Path) -> None:
+        path = tmp_path / "large.json"
+        with path.open("wb") as file:
+            file.truncate(MAX_FILE_BYTES + 1)
+        with pytest.raises(ValueError, match=r"`result` must have at most \d+ bytes"):
+            read_runs(path)
+
+
+def paths_in(values: object, keys: tuple[object, ...] = ()) -> Iterator[tuple[object, ...]]:
+    """The keys that lead to each value in plain values."""
+    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for key, value in items:
+        yield (*keys, key)
+        yield from paths_in(value, (*keys, key))
 
 
 def test_a_run_that_was_played_is_predicted() -> None:

@@ -80,7 +80,7 @@ class Profile:
         """A profile from what [`to_dict`] gave.
 
         Raises:
-            ValueError: If a figure is missing or unknown.
+            ValueError: If a figure is missing, unknown or none.
         """
         known = {field.name for field in fields(cls)}
         if set(values) != known:
@@ -91,7 +91,26 @@ class Profile:
         plain: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
+        for field in fields(cls):
+            _check_figure(field.name, str(field.type), plain[field.name])
         return cls(**plain)
+
+
+def _check_figure(name: str, kind: str, value: Any) -> None:
+    """Checks a figure by how its field is written down: it may come from a file that somebody has changed."""
+    if kind == "str":
+        is_right = isinstance(value, str)
+    elif kind.startswith("tuple"):
+        is_right = isinstance(value, tuple) and all(_is_number(each, whole="int" in kind) for each in value)
+    else:
+        is_right = _is_number(value, whole=kind == "int") or (value is None and kind.endswith("None"))
+    if not is_right:
+        raise ValueError(f"`{name}` of a profile must be {kind} and finite, but got {value!r}.")
+
+
+def _is_number(value: Any, *, whole: bool) -> bool:
+    kinds = int if whole else (int, float)
+    return isinstance(value, kinds) and not isinstance(value, bool) and abs(value) < float("inf")
 
 
 def profile_of(stats: Sequence[SSDStats]) -> Profile | None:

@@ -13,6 +13,7 @@ from .conditions import Conditions, conditions_of
 from .profile import Profile
 from .settings import AR, SD, SSD
 
+MAX_FILE_BYTES = 2**28
 _REMEDY = "Give a file that `hf-ssd compare --json` or `hf-ssd bench` wrote, with an `sd` or `ssd` arm."
 
 
@@ -53,12 +54,22 @@ def read_runs(path: Path) -> tuple[RecordedRun, ...]:
         OSError: If the file cannot be read.
         ValueError: If it holds no measurement that a prediction can start from.
     """
+    size = path.stat().st_size
+    if size > MAX_FILE_BYTES:
+        raise ValueError(f"`result` must have at most {MAX_FILE_BYTES} bytes, but {str(path)!r} has {size}. {_REMEDY}")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"`result` must be JSON, but {str(path)!r} is not: {error}. {_REMEDY}") from None
     measurements = values.get("measurements", [values]) if isinstance(values, dict) else []
-    runs = [_run(values, each) for each in measurements if isinstance(each, dict) and _has_profile(each)]
+    try:
+        runs = [_run(values, each) for each in measurements if isinstance(each, dict) and _has_profile(each)]
+    except (TypeError, AttributeError, KeyError) as error:
+        # Another program's, or changed by hand: what is read of it is not of the kind that was written.
+        raise ValueError(
+            f"`result` must hold what `hf-ssd compare --json` or `hf-ssd bench` wrote, but {str(path)!r} holds "
+            f"something else: {error}. {_REMEDY}"
+        ) from None
     if not runs:
         raise ValueError(f"`result` must hold the profile of an arm, but {str(path)!r} holds none. {_REMEDY}")
     return tuple(runs)
@@ -91,5 +102,12 @@ def _profile(arms: Mapping[str, Any], name: str) -> Any:
 
 
 def _value(figure: Any) -> float | None:
-    """A figure, or the middle of one that comes with an interval."""
-    return figure["value"] if isinstance(figure, dict) else figure
+    """A figure, or the middle of one that comes with an interval.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    value = figure["value"] if isinstance(figure, dict) else figure
+    if value is None or (isinstance(value, (int, float)) and 0 < value < float("inf")):
+        return value
+    raise TypeError(f"{value!r} is no speed")

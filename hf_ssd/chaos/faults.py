@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import socket
+import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -90,8 +91,37 @@ def _send(data: bytes, worker: AssistantWorker | None) -> None:
         worker.connection.send_bytes(data)
 
 
+def _write(data: bytes, worker: AssistantWorker | None) -> None:
+    """Sends bytes as they are, without the length of a message before them."""
+    assert worker is not None
+    with contextlib.suppress(OSError):
+        os.write(worker.connection.fileno(), data)
+
+
+def _fork(worker: AssistantWorker | None) -> None:
+    """Another thread's library forks the program. The fork ends what it takes for its own."""
+    child = os.fork()
+    if child == 0:
+        if worker is not None:
+            worker.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
 def _raise(kind: type[BaseException], worker: AssistantWorker | None) -> None:
     raise kind
+
+
+def _starting_with(statement: str) -> contextlib.AbstractContextManager[object]:
+    """Lets the worker's program do something before it begins."""
+    first, last = process.BOOTSTRAP.rsplit("; ", 1)
+    return mock.patch.object(process, "BOOTSTRAP", f"{first}; {statement}; {last}")
+
+
+@contextlib.contextmanager
+def _hanging_start() -> Iterator[None]:
+    with mock.patch.object(process, "START_TIMEOUT_S", HANG_TIMEOUT_S), _starting_with("import time; time.sleep(3600)"):
+        yield
 
 
 @contextlib.contextmanager
@@ -117,6 +147,7 @@ _MISCHIEF_BACKENDS: dict[str, tuple[Backend, ...]] = {
     "aborts": ("process",),
     "answers with rubbish": ("process",),
     "answers with nothing": ("process",),
+    "answers with a message without end": ("process",),
     "answers from another version": ("process",),
 }
 _HARMLESS = ("dawdles", "scores are NaN")
@@ -131,6 +162,19 @@ FAULTS: tuple[Fault, ...] = (
     Fault("the worker is sent rubbish", ("process",), "degraded", partial(_send, b"\x80rubbish")),
     Fault("the worker is sent nothing", ("process",), "degraded", partial(_send, b"")),
     Fault("the worker is sent a megabyte of rubbish", ("process",), "degraded", partial(_send, b"\x80r" * 2**19)),
+    Fault(
+        "the worker is sent half of a message",
+        ("process",),
+        "degraded",
+        partial(_write, struct.pack("!i", 100) + b"x"),
+        hangs=True,
+    ),
+    Fault(
+        "the worker is sent a message without end",
+        ("process",),
+        "degraded",
+        partial(_write, struct.pack("!iQ", -1, 2**60)),
+    ),
     Fault("the connection is closed", ("process",), "degraded", _disconnect),
     Fault(
         "no process can be started",
@@ -150,6 +194,26 @@ FAULTS: tuple[Fault, ...] = (
         "degraded",
         around=lambda: mock.patch.object(process, "START_TIMEOUT_S", 0.05),
     ),
+    Fault("the worker hangs while it starts", ("process",), "degraded", around=_hanging_start),
+    Fault(
+        "the worker leaves while it starts",
+        ("process",),
+        "degraded",
+        around=partial(_starting_with, "raise SystemExit(3)"),
+    ),
+    Fault(
+        "the worker is of another version",
+        ("process",),
+        "degraded",
+        around=partial(_starting_with, "import hf_ssd.version; hf_ssd.version.__version__ = '0.0.0'"),
+    ),
+    Fault(
+        "the worker does not hold the key",
+        ("process",),
+        "degraded",
+        around=partial(_starting_with, "setup['key'] = '00' * 32"),
+    ),
+    Fault("the program is forked", ("process", "stream", "inline"), "whole", _fork),
     Fault("the clock jumps", ("process", "stream", "inline"), "whole", around=_wild_clock),
     Fault(
         "the caller's criterion raises",

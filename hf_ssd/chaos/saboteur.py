@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import struct
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+HANG_S = 4.0  # longer than a call waits; a thread cannot be ended, and has to come back to leave
 NUM_STARTING_FORWARDS = 12  # in which an assistant is tried out when it is loaded, at most
 
 
@@ -39,7 +41,8 @@ class Saboteur(LlamaForCausalLM):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.num_good_forwards -= 1
         outputs = super().forward(*args, **kwargs)
-        if self.num_good_forwards < 0:
+        # A hang is over once.
+        if self.num_good_forwards == -1 or (self.num_good_forwards < -1 and self.mischief != "hangs"):
             MISCHIEFS[self.mischief](outputs)
         return outputs
 
@@ -62,6 +65,12 @@ def _write(data: bytes) -> None:
             each.send_bytes(data)
 
 
+def _write_without_end(outputs: Any) -> None:
+    for each in gc.get_objects():
+        if type(each) is Connection:
+            os.write(each.fileno(), struct.pack("!iQ", -1, 2**60))
+
+
 class FromAnotherVersion:
     """Stands for a message that this version does not know."""
 
@@ -76,10 +85,11 @@ MISCHIEFS: dict[str, Callable[[Any], None]] = {
     "is out of device memory": _raise(torch.OutOfMemoryError, "CUDA out of memory"),
     "scores are NaN": _scores_of_nothing,
     "dawdles": lambda outputs: time.sleep(0.02),
-    "hangs": lambda outputs: time.sleep(3600),
+    "hangs": lambda outputs: time.sleep(HANG_S),
     "leaves": lambda outputs: os._exit(3),
     "aborts": lambda outputs: os.abort(),
     "answers with rubbish": lambda outputs: _write(b"\x80rubbish"),
     "answers with nothing": lambda outputs: _write(b""),
+    "answers with a message without end": _write_without_end,
     "answers from another version": lambda outputs: _write(pickle.dumps(FromAnotherVersion())),
 }

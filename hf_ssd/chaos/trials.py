@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import random
 import threading
 import time
@@ -97,6 +98,7 @@ class ChaosLab:
         family = families_named(["llama"])[0]
         self._target = family.make()
         self._assistant = family.make_assistant()
+        self._warnings = _Warnings()
         self._warm_up()
         self._before = self._belongings()
 
@@ -127,7 +129,7 @@ class ChaosLab:
         expected = self._expected(run)
         interruption: BaseException | None = None
         ids = torch.empty(0)
-        with fault.around():
+        with fault.around(), self._warnings.counted() as warnings:
             try:
                 ids = self._generate(run, assistant, strikes=True)
             except (Interruption, KeyboardInterrupt) as error:
@@ -144,6 +146,8 @@ class ChaosLab:
             return f"gave {ids.tolist()} instead of {expected.tolist()}"
         elif fault.ending == "degraded" and stats.degraded is None:
             return "went on as if nothing had happened"
+        elif len(warnings) != (stats.degraded is not None):
+            return f"warned {len(warnings)} times: {warnings}"
         elif fault.ending == "whole" and stats.degraded is not None:
             return f"went on without the assistant: {stats.degraded}"
         del assistant
@@ -215,6 +219,31 @@ class ChaosLab:
                 input_ids=torch.ones((1, 4), dtype=torch.long),
                 max_new_tokens=8,
             )
+
+
+class _Warnings(logging.Handler):
+    """What the library warns of that it goes on without the assistant. It is kept, and not shown."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name == "hf_ssd.row":
+            self._texts.append(record.getMessage())
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[list[str]]:
+        """Yields those that come inside."""
+        logger = logging.getLogger("hf_ssd")
+        self._texts, propagates = [], logger.propagate
+        logger.addHandler(self)
+        logger.propagate = False
+        try:
+            yield self._texts
+        finally:
+            logger.propagate = propagates
+            logger.removeHandler(self)
 
 
 class _StrikeAt(StoppingCriteria):

@@ -17,27 +17,21 @@ Markdown = Annotated[Path | None, typer.Option(help="Write the table to this fil
 def chaos(
     runs: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 200,
     seed: Seed = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that do them.")] = 1,
     markdown: Markdown = None,
     as_json: AsJson = False,
 ) -> None:
     """Let things go wrong at random while tiny models generate: the text stays right, and nothing is left behind."""
-    from ..bench.schedule import Progress
+    from ..chaos.jobs import run_all
     from ..chaos.report import chaos_summary, chaos_table, write_chaos
-    from ..chaos.trials import ChaosResult, chaos_lab, draw_run
-
-    def run_all(progress: Progress) -> list[ChaosResult]:
-        results = []
-        with chaos_lab() as lab:
-            for number in range(runs):
-                run = draw_run(seed, number)
-                progress(f"{run.fault.name} ({run.backend})", number, runs)
-                results.append(lab.run(run))
-        return results
 
     with errors():
-        results = run_with_progress(run_all)
+        results = run_with_progress(
+            lambda progress: run_all(runs, seed, jobs, lambda name, number: progress(name, number, runs))
+        )
         if markdown is not None:
-            write_chaos(results, markdown, f"hf-ssd chaos --runs {runs} --seed {seed} --markdown {markdown}")
+            settings = f"--runs {runs} --seed {seed}" + (f" --jobs {jobs}" if jobs > 1 else "")
+            write_chaos(results, markdown, f"hf-ssd chaos {settings} --markdown {markdown}")
     failing = [each for each in results if each.problem is not None]
     if as_json:
         typer.echo(json.dumps([each.to_dict() for each in results], indent=2))

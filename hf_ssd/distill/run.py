@@ -100,9 +100,11 @@ class Distillation:
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
         report("reading the target", 0, 0)
         self.target_name = settings.target or str(target_folder())
-        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(self.target_name)
+        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            self.target_name, trust_remote_code=False
+        )
         self.target: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            self.target_name, dtype=self.dtype, device_map=settings.device_map
+            self.target_name, dtype=self.dtype, device_map=settings.device_map, trust_remote_code=False
         )
         self.target.eval().requires_grad_(False)
         if settings.device_map is None:

@@ -58,7 +58,9 @@ def load_student(folder: str, target: PreTrainedModel) -> PreTrainedModel:
         OSError: If there is none.
         ValueError: If its vocabulary is not the target's.
     """
-    student: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    student: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=False
+    )
     if student.config.vocab_size != target.config.vocab_size:
         raise ValueError(
             f"`init_from` must hold an assistant of the target's {target.config.vocab_size} tokens, but {folder!r} "

@@ -79,7 +79,7 @@ def examine_checkpoint(role: str, name: str, dtype: str, findings: Findings) -> 
     """
     with findings.refusals("checks", role) as found:
         _check_folder(name)
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         sizes = module_sizes(config, getattr(torch, dtype)) if _is_causal(config) else {}
         checkpoint = Checkpoint(name, _empty_model(config, name), _tokenizer_of(name), sizes.get("", 0))
         check_model(role, checkpoint.model)
@@ -173,7 +173,7 @@ def _empty_model(config: Any, name: str) -> PreTrainedModel:
     """The model of a configuration on the "meta" device, of the class that `from_pretrained` would load."""
     with init_empty_weights():
         if _is_causal(config):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         else:
             # Not one that we load; but what it is can be told by name.
             model = getattr(transformers, (config.architectures or ["PreTrainedModel"])[0])._from_config(config)
@@ -186,6 +186,6 @@ def _empty_model(config: Any, name: str) -> PreTrainedModel:
 
 def _tokenizer_of(name: str) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError):
         return None

@@ -10,7 +10,9 @@ from ..pairs import Pair, load_pair
 
 
 def load_target(name: str, dtype: str) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        name, dtype=getattr(torch, dtype), trust_remote_code=False
+    )
     return model
 
 

@@ -45,7 +45,7 @@ def frequent_tokens(name_or_path: str, size: int, vocab_size: int) -> list[int]:
         tokens = json.loads(Path(file).read_text())
         # Each once: a draft token's probability is that of one column.
         listed = list(dict.fromkeys(token for token in tokens if type(token) is int and 0 <= token < vocab_size))
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, RecursionError, TypeError, ValueError) as error:
         logger.info(f"No frequent tokens from `{name_or_path}`: {error}")
     known = set(listed)
     return (listed + [token for token in range(vocab_size) if token not in known])[:size]

@@ -46,7 +46,7 @@ class RecordFile:
             try:
                 record = json.loads(line)
                 self._records[record["key"]] = record
-            except (json.JSONDecodeError, KeyError, TypeError):
+            except (KeyError, RecursionError, TypeError, ValueError):
                 raise ValueError(
                     f"`out` must hold records of an earlier run, but line {number} of {path} is none. Take another "
                     "folder, or delete the file."

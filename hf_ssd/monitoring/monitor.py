@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 from transformers.utils import logging
 
+from ..fork_lock import ForkLock
 from ..metrics import SSDStats
 from ..types import RoundStats, Switch
 from .events import Event, EventKind, Sink
@@ -66,7 +66,7 @@ class Monitor:
         self._sinks = list(sinks)
         self._window = Window(window)
         self._is_low = False
-        self._lock = threading.RLock()  # a sink may ask for figures
+        self._lock = ForkLock()  # a sink may ask for figures
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Monitor:
         return self  # a copy of a model is watched by the same

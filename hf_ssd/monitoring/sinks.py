@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from pathlib import Path
 
 from transformers.utils import logging
 
+from ..fork_lock import ForkLock
 from .events import Event
 
 logger = logging.get_logger(__name__)
@@ -29,7 +29,7 @@ class JsonlSink:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def __call__(self, event: Event) -> None:
         # Opened each time, so that log rotation works and nothing is left open.

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 ALIGNMENT = 64  # bytes; what vectorised kernels like
+RESERVED_AT_ONCE = 2**20  # bytes
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,12 @@ class Arena:
         else:
             with tempfile.TemporaryFile() as file:  # unlinked already
                 descriptor = os.dup(file.fileno())
-        os.ftruncate(descriptor, size_bytes)
-        return cls(descriptor, size_bytes)
+        try:
+            _reserve(descriptor, size_bytes)
+            return cls(descriptor, size_bytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
 
     def tensor(self, place: TensorPlace) -> torch.Tensor:
         """The tensor at `place`, a view of the shared memory."""
@@ -85,21 +90,41 @@ class Arena:
             self.descriptor = -1
 
 
+def _reserve(descriptor: int, size_bytes: int) -> None:
+    """Takes the memory now: a page that is not to be had when it is first written to would end the program."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size_bytes)
+        return
+    for start in range(0, size_bytes, RESERVED_AT_ONCE):
+        os.write(descriptor, bytes(min(RESERVED_AT_ONCE, size_bytes - start)))
+
+
 def share_model(model: nn.Module) -> tuple[ModelParcel, Arena]:
-    """Moves a model's weights into shared memory.
+    """Moves a model's weights into shared memory, or leaves them where they are, if that fails.
 
     Effects: parameters and buffers on the CPU become views of the arena, so that both processes see one copy, and
     changes in place by either. Those on other devices stay there, and a copy goes into the arena.
 
     Raises:
         pickle.PicklingError, TypeError, AttributeError: If the model cannot be sent to another process.
+        OSError: If the system has no such memory left.
     """
     skeleton, tensors = _pickle_without_tensors(model)
     places, size_bytes = _lay_out(tensors)
     arena = Arena.create(size_bytes)
+    try:
+        _fill(arena, tensors, places)
+    except BaseException:
+        arena.close_descriptor()
+        raise
+    return ModelParcel(skeleton, tuple(places), size_bytes), arena
+
+
+def _fill(arena: Arena, tensors: list[torch.Tensor], places: list[TensorPlace]) -> None:
+    """Copies tensors to their places, then lets those on the CPU view them."""
+    shared_tensors = [arena.tensor(place) for place in places]
     is_filled: set[int] = set()
-    for tensor, place in zip(tensors, places, strict=True):
-        shared = arena.tensor(place)
+    for tensor, place, shared in zip(tensors, places, shared_tensors, strict=True):
         if place.offset_bytes not in is_filled:
             # The whole storage at once, so that tensors that share it keep sharing it.
             source = tensor.detach().untyped_storage()
@@ -108,9 +133,9 @@ def share_model(model: nn.Module) -> tuple[ModelParcel, Arena]:
                     torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
                 )
             is_filled.add(place.offset_bytes)
+    for tensor, shared in zip(tensors, shared_tensors, strict=True):
         if tensor.device.type == "cpu":
             tensor.data = shared
-    return ModelParcel(skeleton, tuple(places), size_bytes), arena
 
 
 def open_model(parcel: ModelParcel, arena: Arena) -> nn.Module:

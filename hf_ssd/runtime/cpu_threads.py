@@ -7,16 +7,17 @@ target to be all there is, and keep it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 
+from ..fork_lock import ForkLock
+
 Result = TypeVar("Result")
 
-_LOCK = threading.Lock()
+_LOCK = ForkLock()
 
 
 def set_own_threads(num_threads: int) -> None:

@@ -22,6 +22,12 @@ from .arena import ModelParcel
 
 logger = logging.get_logger(__name__)
 
+MAX_MESSAGE_BYTES = 2**30  # far more than any has, and far less than a broken one may claim to have
+
+
+class MessageError(Exception):
+    """What came is no message; its text completes "the other side sent ..."."""
+
 
 @dataclass(frozen=True)
 class Load:
@@ -88,7 +94,7 @@ class Resolve:
 class Answer:
     """Worker: the speculation for the row's latest outcome.
 
-    Between processes `draft_probs` is a NumPy array in it, if anything.
+    Between processes `draft_probs` is the tensor's memory in it, if anything.
     """
 
     row: int
@@ -108,6 +114,7 @@ class Failure:
 
     row: int
     error: str
+    lacks_memory: bool = False  # which there may be again
 
 
 def send(connection: Connection, message: Any) -> None:
@@ -116,22 +123,45 @@ def send(connection: Connection, message: Any) -> None:
 
 
 def receive(connection: Connection) -> Any:
-    """Waits for a message. Call it only once both sides have proved themselves: it unpickles."""
-    return pickle.loads(connection.recv_bytes())
+    """Waits for a message. Call it only once both sides have proved themselves: it unpickles.
+
+    Raises:
+        MessageError: If it is too long.
+    """
+    return pickle.loads(receive_bytes(connection))
+
+
+def receive_bytes(connection: Connection) -> bytes:
+    """Waits for a message, and leaves it as it is. Raises [`MessageError`] if it is too long."""
+    try:
+        return connection.recv_bytes(MAX_MESSAGE_BYTES)
+    except OSError as error:
+        if not connection.closed and not connection.readable:  # how a connection ends for too long a message
+            raise MessageError(f"a message of more than {MAX_MESSAGE_BYTES} bytes") from error
+        raise
 
 
 def pack(speculation: Speculation) -> Speculation:
-    """`speculation` with its tensor as an array, which pickles as one block of memory."""
+    """`speculation` with its tensor as bytes, which every unpickler knows."""
     if speculation.draft_probs is None:
         return speculation
-    return dataclasses.replace(speculation, draft_probs=speculation.draft_probs.cpu().numpy())  # type: ignore[arg-type]
+    probs = bytearray(speculation.draft_probs.float().cpu().contiguous().numpy().data)
+    return dataclasses.replace(speculation, draft_probs=probs)  # type: ignore[arg-type]
 
 
 def unpack(speculation: Speculation) -> Speculation:
-    """Undoes `pack`."""
-    if speculation.draft_probs is None:
+    """Undoes `pack`.
+
+    Raises:
+        MessageError: If the bytes are no such tensor.
+    """
+    data: Any = speculation.draft_probs
+    if data is None:
         return speculation
-    return dataclasses.replace(speculation, draft_probs=torch.from_numpy(speculation.draft_probs))
+    if not isinstance(data, bytearray) or not data or len(data) % (4 * max(len(speculation), 1)):
+        raise MessageError("draft probabilities that do not belong to the draft tokens")
+    probs = torch.frombuffer(data, dtype=torch.float32).view(len(speculation), -1)
+    return dataclasses.replace(speculation, draft_probs=probs)
 
 
 def pickle_processors(processors: Sequence[Processor]) -> tuple[bytes, ...]:

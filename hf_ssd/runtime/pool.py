@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..config import SSDConfig
+from ..fork_lock import ForkLock
 from ..protocol import Speculator, SpeculatorError
 from ..wrappers import input_device
 from .backoff import Backoff
@@ -25,7 +26,7 @@ logger = logging.get_logger(__name__)
 # One worker of each kind per assistant. It ends with the assistant, or with the interpreter.
 _WORKERS: weakref.WeakKeyDictionary[PreTrainedModel, Worker] = weakref.WeakKeyDictionary()
 _THREADS: weakref.WeakKeyDictionary[PreTrainedModel, Worker] = weakref.WeakKeyDictionary()
-_LOCK = threading.Lock()
+_LOCK = ForkLock()
 # Of assistants whose worker has failed.
 _BACKOFFS: weakref.WeakKeyDictionary[PreTrainedModel, Backoff] = weakref.WeakKeyDictionary()
 # Assistants that cannot live in another process. They need not be tried at every call.
@@ -50,6 +51,8 @@ def start_worker(assistant: PreTrainedModel, target: PreTrainedModel, config: SS
     while True:
         with _LOCK:
             worker = workers.get(assistant)
+            if worker is not None and not worker.is_own:
+                worker = None  # this process is a fork: the other one goes on using it
             if worker is not None:
                 is_placed = wanted == "auto" or str(normalize_device(wanted)) == worker.device
                 if worker.user == threading.get_ident() or (worker.is_alive and is_placed and worker.holds(assistant)):

@@ -13,8 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -24,18 +23,20 @@ from ..protocol import DraftRequest, SpeculatorError
 from ..translation import Translation
 from ..types import Outcome, Speculation
 from . import messages
+from .answers import receive_answer
 from .arena import pack_again, share_model
+from .handshake import HandshakeError, welcome_worker
 from .model_state import ModelState, plain_tensors, weight_places
 from .speculator import Worker, warn_unless_ahead
 
 # A fresh interpreter that imports torch and transformers on a busy machine.
 START_TIMEOUT_S = 180.0
-MESSAGE_TIMEOUT_S = 60  # for the whole of a message that has begun
+MESSAGE_TIMEOUT_S = 60  # for the next part of a message that has begun
 CLOSE_TIMEOUT_S = 2.0
 DRAIN_TIMEOUT_S = 60.0
 
 # Not multiprocessing's spawn: that imports the caller's script again, which needs a guard there, and a file.
-_BOOTSTRAP = (
+BOOTSTRAP = (
     # The folder that the caller happens to be in comes first here, and may hold a json.py.
     "import sys; sys.path[:] = [path for path in sys.path if path]; "
     "import json; setup = json.loads(sys.stdin.readline()); sys.path[:] = setup['sys_path']; "
@@ -49,10 +50,6 @@ class AssistantLoadError(SpeculatorError):
 
 class _NoAnswerError(Exception):
     """The worker was silent for too long. Not a `TimeoutError`: a caller's own signal handler may raise that."""
-
-
-class _BadAnswerError(Exception):
-    """What came from the worker is no answer."""
 
 
 def is_supported() -> bool:
@@ -77,7 +74,6 @@ class AssistantWorker(Worker):
         self._state: ModelState | None = None
         self._is_shared = False  # whether both sides see all of the weights in one memory
         self._key = secrets.token_bytes(32)
-        self._owner = os.getpid()
         self._is_ready = False
         self._cause = "the assistant's process has ended"
         self._rows = itertools.count()
@@ -115,7 +111,7 @@ class AssistantWorker(Worker):
         }
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP],
+                [sys.executable, "-c", BOOTSTRAP],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), arena.descriptor),
@@ -129,10 +125,7 @@ class AssistantWorker(Worker):
         finally:
             theirs.close()
             arena.close_descriptor()
-        # A worker that does not read, or stops in the middle of a message, must not hold the caller up for ever.
-        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", MESSAGE_TIMEOUT_S, 0))
-        self._connection = Connection(ours.detach())
+        self._connection = connection_over(ours)
 
     def wait_ready(self) -> None:
         """Waits until the assistant is loaded.
@@ -145,21 +138,23 @@ class AssistantWorker(Worker):
         connection = self._connected()
         with self._failures():
             # The worker speaks first, so that waiting for it covers its start.
-            self._poll(START_TIMEOUT_S)
-            answer_challenge(connection, self._key)
-            deliver_challenge(connection, self._key)
+            welcome_worker(connection, self._key, lambda: self._poll(START_TIMEOUT_S))
             messages.send(connection, self._load)
             self._poll(START_TIMEOUT_S)
             reply = self._receive((messages.Ready, messages.Failure))
             self._is_ready = isinstance(reply, messages.Ready)
         if isinstance(reply, messages.Failure):
             self.close()
+            if reply.lacks_memory:
+                self._cause = f"the assistant's process has no memory for it:\n{reply.error}"
+                raise SpeculatorError(self._cause)
             raise AssistantLoadError(f"the assistant could not be loaded in its process:\n{reply.error}")
         warn_unless_ahead(reply)
 
     @property
     def is_alive(self) -> bool:
-        return self._connection is not None and self._process is not None and self._process.poll() is None
+        has_process = self.is_own and self._connection is not None and self._process is not None
+        return has_process and self._process.poll() is None  # type: ignore[union-attr]
 
     @property
     def pid(self) -> int | None:
@@ -195,7 +190,7 @@ class AssistantWorker(Worker):
 
     def close(self) -> None:
         """Ends the process. Harmless when it has ended, and in a fork of the caller, whose process it is not."""
-        if os.getpid() != self._owner:
+        if not self.is_own:
             return
         if self.finalizer is not None:
             self.finalizer.detach()
@@ -260,6 +255,8 @@ class AssistantWorker(Worker):
             self._replies.clear()
 
     def _connected(self) -> Connection:
+        if not self.is_own:
+            raise SpeculatorError("the assistant's process belongs to the process that this one is a fork of")
         if self._connection is None:
             raise SpeculatorError(self._cause)
         return self._connection
@@ -269,20 +266,10 @@ class AssistantWorker(Worker):
             messages.send(self._connected(), message)
 
     def _receive(self, kinds: tuple[type, ...]) -> Any:
-        """The next message.
-
-        Raises:
-            _BadAnswerError: If it is none that is due: another program or version wrote it, or half of one is missing.
-        """
-        connection = self._connected()
-        try:
-            reply = messages.receive(connection)
-        except (EOFError, OSError):
-            raise
-        except Exception as error:  # unpickling rubbish may raise anything
-            raise _BadAnswerError(f"the assistant's process sent what is no message: {error!r}") from error
+        """The next message. Raises [`messages.MessageError`] if it is none that is due."""
+        reply = receive_answer(self._connected())
         if not isinstance(reply, kinds):
-            raise _BadAnswerError(f"the assistant's process sent {type(reply).__name__}, which is not due here")
+            raise messages.MessageError(f"{type(reply).__name__}, which is not due here")
         return reply
 
     def _poll(self, timeout_s: float) -> None:
@@ -296,16 +283,17 @@ class AssistantWorker(Worker):
             yield
         except SpeculatorError:
             raise
-        except (_NoAnswerError, _BadAnswerError) as error:
+        except (_NoAnswerError, HandshakeError, messages.MessageError) as error:
             if self._process is not None:
                 self._process.kill()  # it may be stopped, and would not leave by itself
             self.close()
-            self._cause = str(error)
+            is_message = isinstance(error, messages.MessageError)
+            self._cause = f"the assistant's process sent {error}" if is_message else str(error)
             raise SpeculatorError(self._cause) from error
         except TimeoutError:
             self.close()
             raise  # a caller's own signal handler may raise that
-        except (EOFError, OSError, AuthenticationError) as error:
+        except (EOFError, OSError) as error:
             if isinstance(error, BlockingIOError) and self._process is not None:
                 self._process.kill()
             self.close()
@@ -316,6 +304,16 @@ class AssistantWorker(Worker):
             # Ctrl-C, or what a signal handler raised, perhaps in mid message: what is read next would be its rest.
             self.close()
             raise
+
+
+def connection_over(end: socket.socket) -> Connection:
+    """The caller's end of a socket pair.
+
+    A worker that does not read, or stops in the middle of a message, must not hold the caller up for ever.
+    """
+    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", MESSAGE_TIMEOUT_S, 0))
+    return Connection(end.detach())
 
 
 def _pickle_translation(translation: Translation | None) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ class Worker(ABC):
         self.lock = threading.Lock()
         self.user: int | None = None  # the thread whose call it serves
         self.finalizer: Any = None  # set by who ties the worker to something else's life
+        self._owner = os.getpid()
 
     @contextlib.contextmanager
     def reserve(self) -> Iterator[None]:
@@ -40,6 +42,11 @@ class Worker(ABC):
                 yield
             finally:
                 self.user = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this very process has started it. A fork must leave it alone: two would speak on one connection."""
+        return os.getpid() == self._owner
 
     @property
     @abstractmethod
@@ -99,6 +106,7 @@ class WorkerSpeculator:
         self._worker = worker
         self._timeout_s = timeout_s
         self._row = -1
+        self._vocab_size = 0
 
     def another(self) -> WorkerSpeculator:
         assert self.threads is not None
@@ -107,16 +115,32 @@ class WorkerSpeculator:
     def start(self, request: DraftRequest) -> None:
         self._worker.wait_ready()
         assert self.threads is not None
+        self._vocab_size = request.vocab_size
         self._row = self._worker.begin_row(request, self.threads)
 
     def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> None:
         self._worker.resolve(self._row, outcome, verify_ms)
 
     def receive(self) -> Speculation:
-        return self._worker.receive(self._row, self._timeout_s)
+        speculation = self._worker.receive(self._row, self._timeout_s)
+        _check_speculation(speculation, self._vocab_size)
+        return speculation
 
     def stop(self) -> None:
         self._worker.end_row(self._row)
+
+
+def _check_speculation(speculation: Speculation, vocab_size: int) -> None:
+    """Raises [`SpeculatorError`] where the target could not verify a speculation: it would end the call."""
+    num_tokens, probs = len(speculation.tokens), speculation.draft_probs
+    if (
+        all(type(token) is int and 0 <= token < vocab_size for token in speculation.tokens)
+        and len(speculation.parents) == num_tokens
+        and all(type(parent) is int and -1 <= parent < i for i, parent in enumerate(speculation.parents))
+        and (probs is None or probs.shape == (num_tokens, vocab_size))
+    ):
+        return
+    raise SpeculatorError("the assistant drafted what is no chain or tree of the target's tokens")
 
 
 class LostSpeculator:

@@ -14,7 +14,6 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-import os
 import queue
 import threading
 import time
@@ -57,7 +56,6 @@ class StreamWorker(Worker):
         self._inbox = Mailbox(torch.device(device))
         self._outbox = Mailbox(torch.device(device))
         self._thread: threading.Thread | None = None
-        self._owner = os.getpid()
         self._state: ModelState | None = None
         self._is_ready = self._is_over = False
         self._replies: dict[int, list[messages.Started | messages.Answer | messages.Failure]] = {}  # not asked for yet
@@ -93,7 +91,7 @@ class StreamWorker(Worker):
 
     @property
     def is_alive(self) -> bool:
-        if self._thread is None or self._is_over or os.getpid() != self._owner:
+        if self._thread is None or self._is_over or not self.is_own:
             return False
         # One that has failed is not over before its last words are read.
         return self._thread.is_alive() or not self._outbox.empty()
@@ -113,7 +111,7 @@ class StreamWorker(Worker):
         """Ends the thread once its step is done. Harmless when it has ended, and in a fork, which has none."""
         if self.finalizer is not None:
             self.finalizer.detach()
-        if self._thread is None or os.getpid() != self._owner:
+        if self._thread is None or not self.is_own:
             return
         self._inbox.close()
         # One that hangs is not waited for. The assistant may be collected in any thread, in its own too.
@@ -153,6 +151,8 @@ class StreamWorker(Worker):
 
     def _answer(self, row: int, kind: type[messages.Started | messages.Answer], timeout_s: float) -> Any:
         """The answer for `row`. What is left over from rows before it, a call that was broken off, is passed over."""
+        if not self.is_own:
+            raise SpeculatorError("the assistant's thread belongs to the process that this one is a fork of")
         while True:
             waiting = self._replies.get(row)
             reply = waiting.pop(0) if waiting else self._get(timeout_s)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import threading
 import time
 import traceback
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers.utils import logging
 from ..drafting.assistant import MASKED_ATTENTION
 from . import messages
 from .arena import Arena, ModelParcel, open_model
+from .handshake import HandshakeError, prove_to_caller
 from .server import Server
 
 logger = logging.get_logger(__name__)
@@ -36,13 +38,14 @@ def main(setup: dict[str, Any]) -> None:
     connection = Connection(setup["connection"])
     key = bytes.fromhex(setup["key"])
     try:
-        deliver_challenge(connection, key)
-        answer_challenge(connection, key)
+        prove_to_caller(connection, key)
         server = _start(connection, Arena(setup["arena"], setup["arena_bytes"]))
         if server is not None:
             server.run()
     except (EOFError, ConnectionError):
         pass  # the caller is done with us
+    except HandshakeError as error:
+        logger.warning(f"The assistant's process leaves: {error}.")
     except Exception:
         # What came was no message of this version. The caller sees the end of the connection.
         logger.warning(f"The assistant's process gives up:\n{traceback.format_exc()}")
@@ -65,11 +68,17 @@ def _start(connection: Connection, arena: Arena) -> Server | None:
         server = Server(channel, channel.open(load.parcel))
         arena.close_descriptor()
         takes_trees = server.engine(load.quantization).assistant.takes_trees
-    except Exception:
-        messages.send(connection, messages.Failure(-1, traceback.format_exc()))
+    except Exception as error:
+        messages.send(connection, messages.Failure(-1, traceback.format_exc(), _lacks_memory(error)))
         return None
     messages.send(connection, messages.Ready(takes_trees))
     return server
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether an error says that there is no memory left; torch has no class of its own for that of the CPU."""
+    is_named = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    return is_named or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 def _attend_with_masks(model: PreTrainedModel) -> None:

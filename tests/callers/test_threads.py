@@ -15,6 +15,8 @@ from tiny_models import make_noisy, make_target, prompt, tiny_llama
 from transformers import PreTrainedModel, StoppingCriteriaList
 
 from hf_ssd import SSDConfig, enable_ssd
+from hf_ssd.chaos.saboteur import Saboteur
+from hf_ssd.runtime import pool
 
 NUM_THREADS = 4
 TIMEOUT_S = 60
@@ -68,7 +70,7 @@ class TestOneModel:
         assert at_once(*(lambda seed=seed: call(seed) for seed in range(NUM_THREADS))) == expected
 
 
-@pytest.mark.parametrize("backend", ["process", "inline"])
+@pytest.mark.parametrize("backend", ["process", "stream", "inline"])
 def test_one_assistant_of_two_targets(shared_noisy, backend: str) -> None:
     config = SSDConfig(backend=backend)
     targets = [make_target(), tiny_llama(0, noise=0.02)]
@@ -93,6 +95,62 @@ def test_two_assistants_of_one_target() -> None:
     for _ in range(2):
         found = at_once(lambda: call(0), lambda: call(1))
         assert found == [plain_ids(index, max_new_tokens=60) for index in range(2)]
+
+
+@pytest.mark.parametrize(
+    "backends",
+    [
+        pytest.param(("process", "process"), marks=pytest.mark.slow),
+        ("process", "stream"),
+        ("stream", "stream"),
+    ],
+)
+def test_several_assistants_at_work_at_once(shared_noisy, shared_unrelated, backends: tuple[str, str]) -> None:
+    """Each has a place of its own, so their calls run side by side, and no answer goes to the wrong one."""
+    model = enabled_target()
+    assistants = dict(zip(("noisy", "unrelated"), (shared_noisy, shared_unrelated), strict=True))
+
+    def call(name: str, backend: str, seed: int) -> tuple[str, Any]:
+        output = model.generate(
+            prompt(4 + seed, seed=seed),
+            assistant_model=assistants[name],
+            ssd_config={"backend": backend, "ngram_drafts": False},
+            stopping_criteria=take_time(),
+            return_dict_in_generate=True,
+            **GREEDY,
+        )
+        return output.sequences.tolist(), output.ssd_stats
+
+    calls = [(name, backend, seed) for seed in range(2) for name, backend in zip(assistants, backends, strict=True)]
+    found = at_once(*(lambda each=each: call(*each) for each in calls))
+    acceptance: dict[str, list[float]] = {name: [] for name in assistants}
+    for (name, _, seed), (ids, stats) in zip(calls, found, strict=True):
+        assert ids == plain_ids(seed)
+        assert stats.degraded is None
+        acceptance[name].append(stats.acceptance or 0.0)
+    assert sum(acceptance["noisy"]) > sum(acceptance["unrelated"])
+
+
+def test_an_assistant_that_fails_fails_for_its_own_call_only(shared_noisy) -> None:
+    """Others wait for it, and others yet have another one. Each text is what it would be alone."""
+    model, broken = enabled_target(), Saboteur.of(make_noisy(), "raises", num_good_forwards=30)
+
+    def call(assistant: PreTrainedModel, seed: int) -> tuple[list[list[int]], str | None]:
+        output = model.generate(
+            prompt(4 + seed, seed=seed),
+            assistant_model=assistant,
+            ssd_config={"backend": "stream"},
+            return_dict_in_generate=True,
+            **GREEDY,
+        )
+        return output.sequences.tolist(), output.ssd_stats.degraded
+
+    found = at_once(*(lambda seed=seed: call(broken if seed < 3 else shared_noisy, seed) for seed in range(5)))
+    assert [ids for ids, _ in found] == [plain_ids(seed) for seed in range(5)]
+    causes = [cause for _, cause in found]
+    assert any(cause is not None and "the assistant broke" in cause for cause in causes[:3])
+    assert causes[3:] == [None, None]
+    pool.close_worker(broken)
 
 
 def test_what_is_passed_through_beside_what_is_not(shared_noisy) -> None:

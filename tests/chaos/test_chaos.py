@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from hf_ssd.chaos import trials
 from hf_ssd.chaos.faults import FAULTS
+from hf_ssd.chaos.jobs import run_all
 from hf_ssd.chaos.report import chaos_rows, chaos_summary, write_chaos
 from hf_ssd.chaos.saboteur import MISCHIEFS
 from hf_ssd.chaos.soak import Look, SoakResult
@@ -74,6 +76,15 @@ def test_a_fault_that_nobody_notices_is_a_problem(lab, monkeypatch):
     fault = dataclasses.replace(run_of("the worker is killed", "process").fault, strike=lambda worker: None)
     result = lab.run(run_of("nothing", "process", fault=fault))
     assert result.problem == "went on as if nothing had happened"
+
+
+def test_a_second_warning_is_noticed(lab, monkeypatch):
+    """One call, one warning, which has the cause."""
+    warn = logging.getLogger("hf_ssd.row").warning
+    monkeypatch.setattr(logging.getLogger("hf_ssd.row"), "warning", lambda text: (warn(text), warn(text)))
+    problem = lab.run(run_of("the assistant raises", "stream")).problem
+    assert problem.startswith("warned 2 times: ['Generation goes on without the assistant")
+    assert "the assistant broke" in problem
 
 
 def test_what_is_left_behind_is_noticed(lab, monkeypatch):
@@ -147,6 +158,12 @@ class TestCommands:
         assert result.exit_code == 0, result.output
         assert len(json.loads(result.stdout)) == 27
         assert "27 runs: 27 as they should be" in path.read_text()
+
+    def test_several_jobs_give_what_one_gives(self):
+        results = run_all(2, seed=5, num_jobs=2)
+        assert [result.run for result in results] == [draw_run(5, number) for number in range(2)]
+        assert [result.problem for result in results] == [None, None]
+        assert [result.degraded is None for result in results] == [True, False]  # nothing; the worker is killed
 
     def test_soak(self):
         result = CliRunner().invoke(app, ["soak", "--calls", "200", "--json"])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import resource
 
+import psutil
 import pytest
 import torch
 from tiny_models import make_target
 
+from hf_ssd.protocol import SpeculatorError
 from hf_ssd.runtime.arena import Arena, open_model, share_model
+from hf_ssd.runtime.process import AssistantWorker
 
 
 def round_trip(model: torch.nn.Module) -> torch.nn.Module:
@@ -68,3 +73,56 @@ def test_what_cannot_be_shared_is_named() -> None:
     module.register_buffer("sparse", torch.eye(3).to_sparse())
     with pytest.raises(TypeError, match="cannot be placed in shared memory"):
         share_model(module)
+
+
+class TestNoMemoryLeft:
+    """A page that is missing when it is first written to would end the program, without an exception."""
+
+    @pytest.fixture
+    def limit(self):
+        """The system gives no more than a page; a limit on the size of files holds for such memory too."""
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+        yield
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    def test_it_is_known_before_anything_is_moved(self, limit) -> None:
+        model = make_target()
+        places = [parameter.data_ptr() for parameter in model.parameters()]
+        before = psutil.Process().num_fds()
+        with pytest.raises(OSError, match="File too large"):
+            share_model(model)
+        assert [parameter.data_ptr() for parameter in model.parameters()] == places
+        assert psutil.Process().num_fds() == before
+
+    def test_a_worker_that_has_none_says_so(self, limit) -> None:
+        with pytest.raises(SpeculatorError, match=r"there is no shared memory for the assistant: .*File too large"):
+            AssistantWorker("cpu").start(make_target())
+
+
+@pytest.mark.parametrize("has_fallocate", [True, False])
+def test_memory_is_taken_and_empty(monkeypatch, has_fallocate: bool) -> None:
+    if not has_fallocate:
+        monkeypatch.delattr(os, "posix_fallocate", raising=False)
+        monkeypatch.setattr("hf_ssd.runtime.arena.RESERVED_AT_ONCE", 1000)
+    arena = Arena.create(2500)
+    assert os.fstat(arena.descriptor).st_size == 2500
+    assert os.fstat(arena.descriptor).st_blocks > 0
+    assert os.pread(arena.descriptor, 3000, 0) == bytes(2500)
+    arena.close_descriptor()
+
+
+def test_a_copy_that_fails_leaves_the_model_as_it_was(monkeypatch) -> None:
+    model = make_target()
+    places = [parameter.data_ptr() for parameter in model.parameters()]
+    before = psutil.Process().num_fds()
+
+    def fail(self, place):
+        raise torch.OutOfMemoryError("no memory for a copy")
+
+    monkeypatch.setattr(Arena, "tensor", fail)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory for a copy"):
+        share_model(model)
+    assert [parameter.data_ptr() for parameter in model.parameters()] == places
+    gc.collect()
+    assert psutil.Process().num_fds() == before
