@@ -77,6 +77,7 @@ class Forward:
     positions: Sequence[int] | None = None
     mask: torch.Tensor | dict[str, torch.Tensor] | None = None
     num_hidden: int | None = None
+    states: torch.Tensor | None = None
 
 
 class AssistantModel:
