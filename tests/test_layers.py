@@ -24,6 +24,7 @@ LAYERS = {
     "theory": 1,
     "token_bytes": 1,
     "vocabulary": 1,
+    "eagle3": 2,
     "wrappers": 2,
     "kv_cache": 2,
     "translation": 2,

@@ -1,0 +1,17 @@
+"""EAGLE-3 heads (arXiv 2503.01840): assistants of one decoder layer that read the target's hidden states."""
+
+from .checkpoints import load_head, read_config
+from .config import Eagle3Config, default_layer_ids
+from .features import capture_features, decoder_layers
+from .head import Eagle3Head, Eagle3Output
+
+__all__ = [
+    "Eagle3Config",
+    "Eagle3Head",
+    "Eagle3Output",
+    "capture_features",
+    "decoder_layers",
+    "default_layer_ids",
+    "load_head",
+    "read_config",
+]

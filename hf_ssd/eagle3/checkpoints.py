@@ -1,0 +1,113 @@
+"""Heads on disk: vllm-project's `speculators` write one form, SafeAILab's EAGLE and those that follow it another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..vocabulary import UnsupportedError
+from .config import Eagle3Config
+from .head import Eagle3Head
+
+# SafeAILab's names, and a prefix that some exporters add.
+RENAMED = {r"^model\.": "", r"^(model\.)?midlayer\.": "layers.0."}
+
+# Fields of the head in a flat configuration; all others are the layer's.
+_OWN_FIELDS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "target_hidden_size")
+_DRAFT_SIZES = ("draft_vocab_size", "truncated_vocab_size")
+
+
+def read_config(name_or_path: str, **source: Any) -> Eagle3Config | None:
+    """The configuration of a head; `None` if the folder holds another kind of model.
+
+    Args:
+        name_or_path: Name on the hub, or folder.
+        **source: Which files are meant, as in `from_pretrained`: `revision`, `subfolder`, `local_files_only` and so on.
+
+    Raises:
+        OSError: If there is no configuration.
+        UnsupportedError: If it is a head of a kind that is not known here.
+    """
+    values, _ = PreTrainedConfig.get_config_dict(name_or_path, **source)
+    if values.get("speculators_model_type") == "eagle3":
+        config: Eagle3Config = Eagle3Config.from_dict(values)
+        return config
+    if any("Eagle3" in name for name in values.get("architectures") or ()) or any(
+        name in values for name in _DRAFT_SIZES
+    ):
+        return _from_flat(values)
+    return None
+
+
+def load_head(
+    name_or_path: str,
+    target: PreTrainedModel | None = None,
+    *,
+    dtype: torch.dtype | str = "auto",
+    **source: Any,
+) -> Eagle3Head:
+    """Loads a head in either form.
+
+    Args:
+        name_or_path: Name on the hub, or folder.
+        target: The model it drafts for, whose token embedding it shares if the checkpoint holds none.
+        dtype: Type of the weights; `"auto"` is the checkpoint's.
+        **source: Which files are meant, as in `from_pretrained`.
+
+    Returns:
+        [`Eagle3Head`]: In evaluation mode, on the CPU.
+
+    Raises:
+        OSError: If there is no such head.
+        UnsupportedError: If it is none, is incomplete, or is another target's.
+    """
+    config = read_config(name_or_path, **source)
+    if config is None:
+        raise UnsupportedError(f"`name_or_path` must hold an EAGLE-3 head, but {name_or_path!r} holds another model.")
+    head, info = Eagle3Head.from_pretrained(
+        name_or_path, config=config, dtype=dtype, key_mapping=RENAMED, output_loading_info=True, **source
+    )
+    head._weight_conversions = None  # or it would be saved under the names that it was read from
+    missing = set(info["missing_keys"])
+    _complete_vocabulary(head, missing, name_or_path)
+    if "embed_tokens.weight" in missing:
+        if target is None:
+            raise UnsupportedError(
+                f"`target` must be given for the head in {name_or_path!r}, which holds no token embedding of its own: "
+                "it takes the target's."
+            )
+        head.share_embedding(target)
+    if unread := missing - {"embed_tokens.weight", "d2t", "t2d"}:
+        raise UnsupportedError(
+            f"`name_or_path` must hold a whole head, but {name_or_path!r} lacks {', '.join(sorted(unread))}."
+        )
+    return head.eval()
+
+
+def _from_flat(values: dict[str, Any]) -> Eagle3Config:
+    """From a configuration that describes the layer as if it were a model."""
+    own = {name: values[name] for name in _OWN_FIELDS if values.get(name) is not None}
+    ids = [each.get("eagle_aux_hidden_state_layer_ids") for each in (values, values.get("eagle_config") or {})]
+    sizes = [values[name] for name in _DRAFT_SIZES if values.get(name)]
+    dropped = {*_OWN_FIELDS, *_DRAFT_SIZES, "eagle_aux_hidden_state_layer_ids", "eagle_config", "architectures"}
+    layer = {name: value for name, value in values.items() if name not in dropped}
+    return Eagle3Config(
+        transformer_layer_config=layer,
+        draft_vocab_size=sizes[0] if sizes else values["vocab_size"],
+        eagle_aux_hidden_state_layer_ids=next(filter(None, ids), None),
+        dtype=values.get("dtype") or values.get("torch_dtype"),
+        **own,
+    )
+
+
+def _complete_vocabulary(head: Eagle3Head, missing: set[str], name_or_path: str) -> None:
+    """Derives `t2d` from `d2t` where only that is there. Neither is needed where all tokens are drafted."""
+    if "d2t" not in missing:
+        head.set_draft_tokens(head.draft_tokens)
+    elif len(head.d2t) < len(head.t2d):
+        raise UnsupportedError(
+            f"`name_or_path` must say which {len(head.d2t)} of {len(head.t2d)} tokens are drafted, but "
+            f"{name_or_path!r} lacks `d2t`."
+        )
