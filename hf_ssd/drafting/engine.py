@@ -29,12 +29,13 @@ from .assistant import AssistantModel
 from .backup import Copy, RowBackup, borrow
 from .draft_tree import Node, become_bonus, likeliest_first, make_root
 from .draft_vocab import DraftVocabulary
+from .feature_trunk import make_trunk
 from .ngram import MAX_LENGTH, NGramIndex, match_strength
 from .outcomes import OutcomeRanker
 from .pace import SLOPE, Pace
 from .proposer import Proposer, make_vocabulary, point_mass
 from .together import Work, work_together
-from .trunk import Trunk, num_common
+from .trunk import num_common
 
 logger = logging.get_logger(__name__)
 
@@ -100,7 +101,7 @@ class DraftEngine:
     def forget(self) -> None:
         """Drops what was computed from the weights, or copied: they have changed."""
         self._tokens: list[int] = []
-        self._trunk = Trunk(self.assistant)
+        self._trunk = make_trunk(self.assistant)
         self._vocabularies.clear()
 
     def num_known(self, tokens: Sequence[int]) -> int:
@@ -158,6 +159,7 @@ class DraftEngine:
         self._pace.resolved(len(path) + 1, verify_ms)
         self._observe(last, outcome.bonus_token)
         child = last.child(outcome.bonus_token)
+        self._trunk.learn(outcome.features)
         self._tokens += [*(node.token for node in path), outcome.bonus_token]
         new_tokens = self._tokens[-len(path) - 1 :]
         self._ngrams.extend(new_tokens)
@@ -197,7 +199,7 @@ class DraftEngine:
         """`deepen`, for engines that work together."""
         if self.config.mode != "ssd" or not self.assistant.takes_trees or not self._has_room(2):
             return False
-        if not self._root.is_run:
+        if not self._root.is_run or self._trunk.is_provisional:
             yield from self._catch_up()
             return True
         if (yield from self._rank_outcomes()):
@@ -280,20 +282,27 @@ class DraftEngine:
         self._frontier = [node for node in self._frontier if not node.is_run and self._may_run(node)]
         self._frontier.sort(key=lambda node: -node.chance)
         # Copied tokens follow each other without having been run: parents first, which their chances see to.
-        planned = [node for node in self._frontier if _is_called_for(node)]
+        ready = self._ready(self._frontier)
+        planned = [node for node in ready if _is_called_for(node)]
         if not self.overlaps:
-            return self._frontier[:MAX_STEP_TOKENS]
+            return ready[:MAX_STEP_TOKENS]
         if not planned and self._trunk.num_branch_slots >= MAX_PREPARED_TOKENS:
             return []
         rates = self._rates()
         is_first = not any(node.is_run and not node.is_sent and not node.is_draft for node in self._root.descendants())
         if planned or is_first or rates is None:
             # The first step always pays: it makes misses into hits.
-            width = step_width([node.chance for node in self._frontier], self._pace.step.line or (1.0, SLOPE))
-            chosen = [*planned, *(node for node in self._frontier[:width] if not _is_called_for(node))]
+            width = step_width([node.chance for node in ready], self._pace.step.line or (1.0, SLOPE))
+            chosen = [*planned, *(node for node in ready[:width] if not _is_called_for(node))]
             return chosen[:MAX_STEP_TOKENS]
-        chances = [node.chance for node in self._frontier[:MAX_STEP_TOKENS]]
-        return self._frontier[: best_step(chances, rates, self._pace.time_left_ms())]
+        chances = [node.chance for node in ready[:MAX_STEP_TOKENS]]
+        return ready[: best_step(chances, rates, self._pace.time_left_ms())]
+
+    def _ready(self, nodes: list[Node]) -> list[Node]:
+        """Those that can be run in the next forward, among others that are."""
+        if not self._trunk.needs_parents:
+            return nodes
+        return [node for node in nodes if node.parent is not None and node.parent.is_run]
 
     def _may_run(self, node: Node) -> bool:
         """Whether running `node` may lead to draft tokens that can still be used."""
@@ -449,8 +458,9 @@ class DraftEngine:
 
     def _catch_up(self) -> Work[None]:
         """Runs what the row got without the assistant, and after it the speculation if that is a chain."""
-        sent = [] if self._max_tree_tokens else list(takewhile(self._can_run, self._sent))
-        with self._span("catch up", tokens=len(self._trunk.pending) + len(sent)):
+        is_apart = bool(self._max_tree_tokens) or self._trunk.needs_parents
+        sent = [] if is_apart else list(takewhile(self._can_run, self._sent))
+        with self._span("extend" if self._root.is_run else "catch up", tokens=len(self._trunk.pending) + len(sent)):
             hidden = yield from self._trunk.read(sent)
         for node, state in zip((self._root, *sent), hidden, strict=True):
             node.hidden = state
@@ -480,7 +490,7 @@ class DraftEngine:
                 yield from self._run(nodes)
 
     def _next_just_in_time(self) -> list[Node]:
-        pending = [node for node in self._frontier if not node.is_run and self._can_run(node)]
+        pending = self._ready([node for node in self._frontier if not node.is_run and self._can_run(node)])
         rates = self._rates()
         is_fixed = self.config.num_assistant_tokens != "auto"
         if is_fixed or rates is None or not self.assistant.takes_trees:
