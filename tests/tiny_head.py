@@ -30,7 +30,12 @@ def make_calm_target(**settings: object) -> LlamaForCausalLM:
 
 def make_head(target: PreTrainedModel, *, seed: int = 0, draft_vocab_size: int = DRAFT_VOCAB_SIZE) -> Eagle3Head:
     """A head with random weights. Its draft vocabulary leaves out ids all over the target's."""
-    layer = target.config.to_dict() | {"num_hidden_layers": 1, "layer_types": None, "dtype": "float32", "initializer_range": 0.08}
+    layer = target.config.to_dict() | {
+        "num_hidden_layers": 1,
+        "layer_types": None,
+        "dtype": "float32",
+        "initializer_range": 0.08,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = Eagle3Head(Eagle3Config(transformer_layer_config=layer, draft_vocab_size=draft_vocab_size))

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from ..config import SSDConfig
+from ..eagle3 import Eagle3Head
 from ..generation import disable_ssd, enable_ssd
 from ..metrics import SSDStats
 from .settings import ALL_CORES, AR, HF_ASSISTED, HF_INT8, PROMPT_LOOKUP, SD, SSD
@@ -162,6 +163,24 @@ def build_arms(
             threads = all_cores if name.endswith(ALL_CORES) else target_threads
             arms += [Arm(name, method, threads, num_assistant_tokens=length) for length in lengths[method]]
     return tuple(arms)
+
+
+def choose_arms(asked: Sequence[str], known: Sequence[str], assistant: PreTrainedModel) -> list[str]:
+    """The arms to run, in the order of `known`: those asked for that the assistant can take part in.
+
+    Raises:
+        ValueError: If some were asked for by name, rather than all, in which it cannot.
+    """
+    names = [name for name in known if name in asked]
+    if not isinstance(assistant, Eagle3Head):
+        return names
+    drafting = [name for name in names if PEER_METHODS.get(name.removesuffix(ALL_CORES)) in _WITH_ASSISTANT]
+    if drafting and len(names) < len(known):
+        raise ValueError(f"`arms` must not hold {drafting} for an EAGLE-3 head, which transformers cannot draft with.")
+    return [name for name in names if name not in drafting]
+
+
+_WITH_ASSISTANT = (Method.ASSISTED, Method.ASSISTED_INT8)
 
 
 class Runner:

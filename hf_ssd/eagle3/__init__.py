@@ -2,7 +2,7 @@
 
 from .checkpoints import load_head, read_config
 from .config import Eagle3Config, default_layer_ids
-from .features import TargetFeatures, capture_features, decoder_layers, feature_layers
+from .features import TargetFeatures, capture_features, check_head, decoder_layers, feature_layers
 from .head import Eagle3Head, Eagle3Output
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Eagle3Output",
     "TargetFeatures",
     "capture_features",
+    "check_head",
     "decoder_layers",
     "default_layer_ids",
     "feature_layers",

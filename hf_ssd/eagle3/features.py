@@ -48,6 +48,31 @@ def feature_layers(target: PreTrainedModel, assistant: PreTrainedModel | None) -
     return tuple(assistant.config.layer_ids(decoder_config(target).num_hidden_layers))
 
 
+def check_head(target: PreTrainedModel, head: Eagle3Head) -> None:
+    """Refuses a head that was made for another target.
+
+    Raises:
+        UnsupportedError: If the target's states have another size, its layers cannot be found or are too few, or the
+            head drafts tokens that it does not have.
+    """
+    decoder_layers(target)
+    feature_layers(target, head)
+    config = decoder_config(target)
+    size = head.config.target_hidden_size or head.config.layer.hidden_size
+    if config.hidden_size != size:
+        raise UnsupportedError(
+            f"`assistant_model` must be a head for a target of hidden size {config.hidden_size}, but it reads states "
+            f"of size {size}. Choose the head that was made for this target."
+        )
+    # Without weights, as the doctor has it, nobody knows.
+    last = -1 if head.d2t.is_meta else int(head.draft_tokens.max())
+    if last >= config.vocab_size:
+        raise UnsupportedError(
+            f"`assistant_model` must draft tokens of the target's, which has {config.vocab_size}, but it drafts token "
+            f"{last}. Choose the head that was made for this target."
+        )
+
+
 class TargetFeatures:
     """The states of some layers that the forwards of a target leave behind.
 
