@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import TracebackType
@@ -242,7 +242,9 @@ class Runner:
             Method.ASSISTED_INT8: {"assistant_model": assistant, **self.tokenizers},
             Method.PROMPT_LOOKUP: {"prompt_lookup_num_tokens": arm.num_assistant_tokens},
         }
-        with torch_threads(arm.target_threads), draft_length(assistant, arm.num_assistant_tokens):
+        takes_assistant = arm.method in _WITH_ASSISTANT
+        lengths = draft_length(assistant, arm.num_assistant_tokens) if takes_assistant else nullcontext()
+        with torch_threads(arm.target_threads), lengths:
             return _timed(self.plain_target, probe, {**kwargs, **drafting.get(arm.method, {})})
 
     def top_two_gap(self, token_ids: Sequence[int], threads: int) -> float:

@@ -18,12 +18,15 @@ from transformers.cache_utils import DynamicCache
 
 from hf_ssd import SSDConfig, disable_ssd, enable_ssd
 from hf_ssd.compat import CACHE_KEY
+from hf_ssd.decoders import decoder_config
 from hf_ssd.drafting.feature_trunk import FeatureTrunk
-from hf_ssd.eagle3 import Eagle3Head, TargetFeatures, capture_features, feature_layers
+from hf_ssd.eagle3 import Eagle3Config, Eagle3Head, TargetFeatures, capture_features, feature_layers
 from hf_ssd.generation import generate_with_ssd, make_custom_generate
+from hf_ssd.matrix.multimodal import VISION_FAMILIES
 from hf_ssd.runtime.pool import close_worker
 
 INLINE = SSDConfig(backend="inline", num_assistant_tokens=4, ngram_drafts=False)
+NUM_DRAWN = 4  # tokens whose draws are enumerated
 WAYS: dict[str, dict[str, Any]] = {
     "trees": {},
     "chains": {"draft_tree_size": None},
@@ -144,7 +147,13 @@ class TestSampling:
 
     @pytest.mark.parametrize("rule", ["token", "block"])
     @pytest.mark.parametrize(
-        "fields", [{"num_assistant_tokens": 2, "cache_budget": 2}, {"num_assistant_tokens": 2, "mode": "sd"}], ids=str
+        "fields",
+        [
+            {"num_assistant_tokens": 1, "cache_budget": 1},
+            pytest.param({"num_assistant_tokens": 2, "cache_budget": 2}, marks=pytest.mark.slow),
+            pytest.param({"num_assistant_tokens": 2, "mode": "sd"}, marks=pytest.mark.slow),
+        ],
+        ids=str,
     )
     def test_the_rules_that_draw_are_exact(self, rule: str, fields: dict[str, Any], monkeypatch) -> None:
         """All draws of both sides enumerated. One of the three tokens cannot be drafted."""
@@ -154,7 +163,7 @@ class TestSampling:
         config = SSDConfig(backend="inline", seed=0, verification=rule, **fields)
 
         def once() -> tuple[int, ...]:
-            arguments = {"do_sample": True, "top_k": 0, "max_new_tokens": 3}
+            arguments = {"do_sample": True, "top_k": 0, "max_new_tokens": NUM_DRAWN}
             found = generate_with_ssd(target, inputs=ids, assistant_model=head, ssd_config=config, **arguments)
             for each in target.ssd_stats.rounds:
                 loop.seen[each.origin.value] += 1
@@ -163,11 +172,11 @@ class TestSampling:
 
         found = loop.enumeration.paths(once)
         expected = {}
-        for tokens in itertools.product(range(3), repeat=3):
+        for tokens in itertools.product(range(3), repeat=NUM_DRAWN):
             with torch.no_grad():
-                logits = target(torch.cat([ids, torch.tensor([tokens])], dim=1)).logits[0, 2:5]
+                logits = target(torch.cat([ids, torch.tensor([tokens])], dim=1)).logits[0, 2 : 2 + NUM_DRAWN]
             probs = logits.double().softmax(-1)
-            expected[tokens] = float(probs[[0, 1, 2], list(tokens)].prod())
+            expected[tokens] = float(probs[range(NUM_DRAWN), tokens].prod())
         assert distance(found, expected) < 1e-6
         assert loop.seen["accepted"] > 10
         assert loop.seen["cache"] > 10 or config.mode == "sd"
@@ -188,9 +197,8 @@ class TestFeatures:
             expected = features()[0]
         assert len(told) > 38
         torch.testing.assert_close(told, expected[: len(told)], atol=1e-4, rtol=1e-4)
-        assert [len(given) for given in rows[-1][1:]] == [1 + r.num_accepted for r in target.ssd_stats.rounds][
-            : len(rows[-1]) - 1
-        ]
+        rounds = target.ssd_stats.rounds[: len(rows[-1]) - 1]  # after the last one nothing is told
+        assert [len(given) for given in rows[-1][1:]] == [1 + each.num_accepted for each in rounds]
 
     def test_the_hooks_are_gone_afterwards(self, target, head) -> None:
         def hooks() -> int:
@@ -241,3 +249,20 @@ class TestFeatures:
             stats = assert_equals_plain(target, head, prompt(30), INLINE, max_new_tokens=20, prefill_chunk_size=8)
         assert dots
         assert stats.acceptance > 0.3
+
+
+@pytest.mark.parametrize("model_type", ["llava", "qwen2_vl"])
+def test_a_target_that_sees(model_type: str) -> None:
+    """The head reads placeholders as tokens: the target's states there know the image."""
+    family = next(each for each in VISION_FAMILIES if each.model_type == model_type)
+    target, dots = family.make(), list[None]()
+    layer = {"hidden_size": decoder_config(target).hidden_size, "vocab_size": decoder_config(target).vocab_size}
+    layer |= {"num_hidden_layers": 1, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    head = Eagle3Head(Eagle3Config(transformer_layer_config=layer, draft_vocab_size=layer["vocab_size"])).eval()
+    head.share_embedding(target)
+    inputs = {**family.prompts(1), "max_new_tokens": 24, "do_sample": False}
+    with checking(lambda: dots.append(None)):
+        found = generate_with_ssd(target, assistant_model=head, ssd_config=INLINE, **inputs)
+    assert found.equal(target.generate(**inputs))
+    assert target.ssd_stats.degraded is None
+    assert len(dots) > 10
