@@ -13,7 +13,7 @@ from .draft_tree import Node
 from .eagle3 import Eagle3Assistant
 from .reading import Reading
 from .together import Work
-from .trunk import Trunk
+from .trunk import Trunk, num_common
 
 
 class FeatureTrunk(Trunk):
@@ -43,19 +43,25 @@ class FeatureTrunk(Trunk):
 
     def __init__(self, assistant: Eagle3Assistant) -> None:
         super().__init__(assistant)
-        self._prompt: list[int] = []
+        self._row: list[int] = []
+        self._first = 1  # place in the row where the reading begins
         self._num_true = 0  # tokens of the reading whose entries are made of the target's features
         self._features: list[torch.Tensor] = []  # of the tokens before those that come after these
 
     def begin(self, request: DraftRequest) -> None:
-        """Starts afresh: which tokens are read is known when their features are."""
-        self._prompt = request.read_ids
+        """Keeps what is right for the prompt too. Which tokens are read is known when their features are."""
+        num_common_tokens = num_common(self._row, request.read_ids)
+        self._row = request.read_ids
+        self._num_row = len(self._row)
         self.reading = Reading([])
         self.reading.is_waiting = True
-        self._num_row = len(self._prompt)
-        self.cache = self.assistant.new_cache()
-        self.num_cached = self._num_true = 0
-        self._features = []
+        num_kept = max(min(self._num_true, num_common_tokens - self._first), 0)
+        # Features are of the token before: there may be one more of them.
+        pending = (
+            torch.cat(self._features)[: num_common_tokens + 1 - self._first - num_kept] if self._features else None
+        )
+        self._features = [] if pending is None or num_kept < self._num_true else [pending]
+        self._crop(num_kept)
 
     def learn(self, features: torch.Tensor | None) -> None:
         """Takes the target's features of the tokens that its latest forward read and that belong to the row.
@@ -69,10 +75,37 @@ class FeatureTrunk(Trunk):
         if features is None:
             raise ValueError("The outcome must bring the target's features for an EAGLE-3 head, but got None.")
         if self.reading.is_waiting:
-            # A prompt that begins in a cache of the caller's has features from there on.
-            self.reading.tokens = self._prompt[len(self._prompt) + 1 - len(features) :]
+            features = self._features_of_prompt(features)
+            self.reading.tokens = self._row[self._first :]
             self.reading.is_waiting = False
         self._features.append(features)
+
+    def _features_of_prompt(self, features: torch.Tensor) -> torch.Tensor:
+        """Decides where the reading begins. Returns those features that are not known yet.
+
+        Where the target has read the end of the prompt only (the caller's cache holds the rest, or the row has been
+        decoded plainly meanwhile), the trunk goes on if it reaches so far; otherwise the reading begins there.
+        """
+        num_prompt, num_told = len(self._row), len(features)
+        num_known = self._first - 1 + self._num_true + sum(map(len, self._features))
+        if num_told < num_prompt and num_prompt - num_told <= num_known:
+            return features[num_told - (num_prompt - num_known) :]
+        self._first = num_prompt + 1 - num_told
+        self._features = []
+        self._crop(0)
+        return features
+
+    def append(self, tokens: Sequence[int], path: Sequence[Node], kept: Sequence[Node] | None) -> None:
+        super().append(tokens, path, kept)
+        self._row = [*self._row, *tokens]
+
+    def _crop(self, num_kept: int) -> None:
+        """Drops nodes, and all but the first tokens."""
+        self.num_cached = self._num_true = num_kept
+        if num_kept:
+            keep_branch(self.cache, num_kept, [])
+        else:
+            self.cache = self.assistant.new_cache()
 
     def read(self, nodes: Sequence[Node] = ()) -> Work[torch.Tensor]:
         """Runs the tokens of the row that are not in the cache, or there provisionally, on the target's features.

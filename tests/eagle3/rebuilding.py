@@ -48,20 +48,24 @@ def check(trunk: FeatureTrunk, features: torch.Tensor, hidden: torch.Tensor | No
 def checking(note: Callable[[], None]) -> Iterator[None]:
     """Within it every trunk is checked each time that it has read something; `note` is called after each check."""
     begin, learn, read = FeatureTrunk.begin, FeatureTrunk.learn, FeatureTrunk.read
-    known: dict[int, list[torch.Tensor]] = {}
+    known: dict[int, dict[int, torch.Tensor]] = {}  # of each trunk, by place in the row
 
     def checked_begin(self, request):
         begin(self, request)
-        known[id(self)] = []
+        known.setdefault(id(self), {})
 
     def checked_learn(self, features):
+        # Of the end of the prompt, or of the last token and what was drafted after it.
+        first = len(self._row) - (len(features) if self.reading.is_waiting else 1)
+        known[id(self)].update(enumerate(features.clone(), start=first))
         learn(self, features)
-        known[id(self)].append(features.clone())
 
     def checked_read(self, nodes=()):
         branch = [self.cache.layers[0].keys[..., self.num_cached :, :].clone()] if self.cache.layers else []
         hidden = yield from read(self, nodes)
-        check(self, torch.cat(known[id(self)]), hidden[0])
+        first = self._first - 1  # the features of a token are those of the one before
+        features = [known[id(self)][place] for place in range(first, first + self.num_read)]
+        check(self, torch.stack(features), hidden[0])
         for before in branch:  # nodes stay where they are
             torch.testing.assert_close(self.cache.layers[0].keys[..., self.num_cached :, :], before, atol=0, rtol=0)
         note()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -152,6 +153,31 @@ def test_a_prompt_of_which_the_target_reads_the_end_only(target) -> None:
     trunk = driver.engine._trunk
     assert trunk.reading.tokens == [*driver.row[5:], 9]
     check(trunk, features, driver.engine._root.hidden)
+
+
+@pytest.mark.parametrize("num_unseen", [0, 3])
+def test_a_row_that_goes_on_as_a_new_one(target, num_unseen: int) -> None:
+    """As after a change of mode, or in a next turn on the caller's cache. What it missed ends what the head knows."""
+    driver = Driver(target, make_trained_head(target), SSDConfig(num_assistant_tokens=3, ngram_drafts=False))
+    for bonus in (9, 11, 14):
+        driver.resolve(0, bonus)
+        while driver.engine.deepen():
+            pass
+    row = [*driver.row, *range(20, 20 + num_unseen)]
+    driver.engine.start(replace(driver.request, prompt_ids=tuple(row)))
+    features = driver.features(row)
+    driver.engine.resolve(Outcome(0, 30, features[-1:]))
+    trunk = driver.engine._trunk
+    if num_unseen:
+        assert trunk.reading.tokens == [30]
+        check(trunk, features[-1:], driver.engine._root.hidden)
+    else:
+        assert trunk.reading.tokens == [*row[1:], 30]
+        check(trunk, features, driver.engine._root.hidden)
+    # With the features of all of it, everything is made anew.
+    driver.engine.start(replace(driver.request, prompt_ids=tuple(row)))
+    driver.engine.resolve(Outcome(0, 31, 2 * features))
+    check(trunk, 2 * features, driver.engine._root.hidden)
 
 
 def test_an_outcome_without_features_is_an_error(target) -> None:
