@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .compat import CACHE_KEY, output_cache
-from .eagle3 import TargetFeatures
+from .eagle3 import FeatureWatch
 from .kv_cache import (
     checked_cache,
     compact_rows,
@@ -24,7 +24,7 @@ from .kv_cache import (
 )
 from .protocol import DraftRequest
 from .recorder import Recorder
-from .row import Decision, Link, Row, no_grad, round_stats
+from .row import Conductor, Decision, Link, Row, no_grad, round_stats
 from .target_trees import counts_slots
 from .tree_attention import own_attention
 from .types import Speculation
@@ -63,6 +63,7 @@ class BatchDecoder:
         self.rows = list(rows)
         self.model_kwargs = model_kwargs
         self.recorder = recorder
+        self._watch = FeatureWatch(model)
         self._no_grad = no_grad(rows[0].config.return_dict_in_generate, model_kwargs)
         self._hole_reads = 0
         cache = model_kwargs.get(CACHE_KEY)
@@ -71,20 +72,23 @@ class BatchDecoder:
             # Rows reach back differently far, so what lies before the window of one may be in that of another.
             open_windows(cache)
 
-    def run(self, links: Sequence[Link], requests: Sequence[DraftRequest]) -> None:
+    def run(self, links: Sequence[Link], requests: Sequence[DraftRequest], conductor: Conductor | None = None) -> None:
         """Decodes until a stopping criterion holds for every row; the results are in the rows.
 
         Args:
             links: To the speculator of each row.
             requests: What these need.
+            conductor: Decides after each round how the rows go on, where that may change.
         """
+        self._conductor = conductor
         # Rows that are not done, in the order of the cache.
         self._active = list(zip(self.rows, links, strict=True))
-        self._features = TargetFeatures(self.model, requests[0].feature_layers)
         try:
             for link, request in zip(links, requests, strict=True):
                 link.start(request)
             self._prefill()
+            if conductor is not None:
+                conductor.prefilled()
             while self._active:
                 self._round()
         finally:
@@ -95,6 +99,7 @@ class BatchDecoder:
                 stop_recording(cache)
 
     def _prefill(self) -> None:
+        self._features = self._watch.of(max(link.feature_layers for _, link in self._active))
         input_ids = torch.cat([row.input_ids for row, _ in self._active])
         mask = self.model_kwargs.get("attention_mask")
         self._mask = torch.ones_like(input_ids) if mask is None else mask
@@ -116,6 +121,7 @@ class BatchDecoder:
     def _round(self) -> None:
         with self.recorder.span("wait") as wait:
             received = [link.receive() for _, link in self._active]
+        self._features = self._watch.of(max(link.feature_layers for _, link in self._active))
         speculations = [each.cut(row.num_wanted) for each, (row, _) in zip(received, self._active, strict=True)]
         with self.recorder.span("verify", tokens=sum(len(each) + 1 for each in speculations)) as verify:
             logits = self._forward(speculations)
@@ -126,10 +132,10 @@ class BatchDecoder:
         # Before anything else, so that the assistant works while the rest is done here.
         self._send(decisions, [[0, *(index + 1 for index in each.path)] for each in decisions], verify.ms)
         with self.recorder.span("emit"):
-            num_kept = []
-            for index, (row, _) in enumerate(self._active):
+            num_kept, stats = [], []
+            for index, (row, link) in enumerate(self._active):
                 num_kept.append(row.emit(decisions[index]))
-                self.recorder.round(
+                stats.append(
                     round_stats(
                         row.index,
                         received[index],
@@ -138,10 +144,14 @@ class BatchDecoder:
                         num_kept[-1],
                         verify.ms,
                         wait.ms,
+                        link.mode,
                     )
                 )
+                self.recorder.round(stats[-1])
             self._keep(num_kept)
             self._drop_rows_that_are_done()
+        if self._conductor is not None and self._active:
+            self._conductor.after_round(self._active, decisions, stats)
 
     def _send(
         self,

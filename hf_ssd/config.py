@@ -25,8 +25,9 @@ class SSDConfig:
 
     Args:
         mode: `"ssd"` drafts for the likely outcomes while the target verifies, `"sd"` drafts only after each outcome
-            (the same code without the speculation cache), `"ar"` uses no assistant. `"auto"` tries the three on the
-            first calls and then takes the fastest, for each number of rows apart; `ssd_stats.mode` says which it was.
+            (the same code without the speculation cache), `"ar"` uses no assistant. `"auto"` goes on with whichever of
+            the three costs least per token, as measured in the call itself and in earlier ones, and goes back when the
+            text changes; `ssd_stats.switches` says when and why.
         verification: How sampled draft tokens are verified, each rule exactly. `"coupled"` lets both models share
             noise, so that a seed gives the same tokens in every mode, with any assistant and timing; token trees work
             under it. `"token"` accepts one by one (speculative sampling), `"block"` all together (alias
@@ -70,6 +71,14 @@ class SSDConfig:
         target_threads: CPU threads of the target while it is assisted. `None` is what the assistant leaves.
         assistant_threads: CPU threads of the assistant, where it does not share the caller's. `None` is a quarter of
             the cores, at least one.
+        draft_threshold: Nothing is drafted after a token that the text goes through with less than this chance, the
+            product of the chances on the way to it. The token itself is kept. At 0 the measured times decide alone.
+        memory_budget: Most bytes of keys and values that the assistant keeps for what is not certain yet, for each row.
+            With few of them only the likeliest outcomes are prepared. `None` sets no limit of its own.
+        sla_ms_per_token: Milliseconds that a token of a row may take, on average over 16 rounds. While it is more,
+            fewer tokens are drafted per round, and none at last; a limit that does not help is lifted. `None` is off.
+        token_budget: Tokens of a row after which the assistant is left alone and the target goes on plainly. `None` is
+            no limit.
         timeout_s: Seconds without an answer after which the assistant is given up; the call then goes on without it.
         trace: Keep time stamps of what both sides did in `ssd_stats`.
 
@@ -97,6 +106,10 @@ class SSDConfig:
     assistant_device: str = "auto"
     target_threads: int | None = None
     assistant_threads: int | None = None
+    draft_threshold: float = 0.0
+    memory_budget: int | None = None
+    sla_ms_per_token: float | None = None
+    token_budget: int | None = None
     timeout_s: float = 60.0
     trace: bool = False
 
@@ -144,6 +157,7 @@ class SSDConfig:
         for name in ("target_threads", "assistant_threads"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 1, "Use None to split the cores automatically.")
+        self._check_limits()
         _check_number("timeout_s", self.timeout_s)
         if not 0.0 < self.timeout_s < float("inf"):
             raise ValueError(f"`timeout_s` must be a positive number of seconds, but got {self.timeout_s}.")
@@ -155,6 +169,25 @@ class SSDConfig:
         device: Any = self.assistant_device
         _check_device(device)
         object.__setattr__(self, "assistant_device", f"cuda:{device}" if isinstance(device, int) else str(device))
+
+    def _check_limits(self) -> None:
+        _check_number("draft_threshold", self.draft_threshold)
+        if not 0.0 <= self.draft_threshold < 1.0:
+            raise ValueError(
+                f"`draft_threshold` must be at least 0 and below 1, but got {self.draft_threshold}. It is a chance; 0 "
+                "is off."
+            )
+        if self.memory_budget is not None:
+            _check_int("memory_budget", self.memory_budget, 1, 'It is in bytes. Use None, or mode="sd".')
+        if self.token_budget is not None:
+            _check_int("token_budget", self.token_budget, 1, 'Use None for no limit, or mode="ar".')
+        if self.sla_ms_per_token is not None:
+            _check_number("sla_ms_per_token", self.sla_ms_per_token)
+            if not 0.0 < self.sla_ms_per_token < float("inf"):
+                raise ValueError(
+                    "`sla_ms_per_token` must be a positive number of milliseconds, but got "
+                    f"{self.sla_ms_per_token}. Use None for no limit."
+                )
 
     def _check_fan_out(self) -> None:
         if isinstance(self.fan_out, str):

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 
 from .compat import CACHE_KEY, extend_model_kwargs, output_cache
 from .decoders import argument
-from .eagle3 import TargetFeatures
+from .eagle3 import FeatureWatch
 from .kv_cache import checked_cache, keep_branch, keeps_everything, roll_back, start_recording, stop_recording
 from .protocol import DraftRequest
 from .recorder import Recorder
-from .row import Link, Row, no_grad, round_stats
+from .row import Conductor, Link, Row, no_grad, round_stats
 from .streaming import RoundStreamer
 from .target_trees import Masks, attention_for, masks_of, tree_inputs
 from .types import Speculation
@@ -36,6 +36,7 @@ class RowDecoder:
         self.model_kwargs = model_kwargs
         self.recorder = recorder
         config = row.config
+        self._watch = FeatureWatch(model)
         self._no_grad = no_grad(config.return_dict_in_generate, model_kwargs)
         wants = config.return_dict_in_generate
         self.attentions: tuple[Any, ...] | None = () if wants and config.output_attentions else None
@@ -57,18 +58,21 @@ class RowDecoder:
         """Whether a speculation may be a tree: nothing is drawn, or needs entries in the order of a chain."""
         return not self.row.draws and self.hidden_states is None and self._masks is not Masks.OWN
 
-    def run(self, link: Link, request: DraftRequest) -> None:
+    def run(self, link: Link, request: DraftRequest, conductor: Conductor | None = None) -> None:
         """Decodes until a stopping criterion holds; the result is in the row and the attributes here.
 
         Args:
             link: To the speculator.
             request: What that needs.
+            conductor: Decides after each round how the row goes on, where that may change.
         """
-        self._link, self._is_drafting = link, link.is_drafting
-        self._features = TargetFeatures(self.model, request.feature_layers)
+        self._link, self._conductor = link, conductor
+        self._is_drafting = link.is_drafting or conductor is not None
         try:
             link.start(request)
             self._prefill()
+            if conductor is not None:
+                conductor.prefilled()
             while not self.row.is_done:
                 self._round()
         finally:
@@ -78,6 +82,7 @@ class RowDecoder:
                 stop_recording(cache)
 
     def _prefill(self) -> None:
+        self._features = self._watch.of(self._link.feature_layers)
         with self.recorder.span("prefill", tokens=self.row.input_ids.shape[1]):
             with self._features.watch(), self._no_grad():
                 outputs = self.model._prefill(self.row.input_ids, self.row.config, self.model_kwargs)
@@ -93,6 +98,7 @@ class RowDecoder:
     def _round(self) -> None:
         with self.recorder.span("wait") as wait:
             received = self._link.receive()
+        self._features = self._watch.of(self._link.feature_layers)
         # What could not be emitted any more is dropped.
         speculation = received.cut(self.row.num_wanted)
         with self.recorder.span("verify", tokens=len(speculation) + 1) as verify:
@@ -116,10 +122,14 @@ class RowDecoder:
                     keep_branch(cache, num_before, [num_before + slot for slot in slots])
             self._keep_outputs(outputs, num_emitted)
             self._advance(outputs, num_emitted)
-        stats = round_stats(self.row.index, received, speculation, decision, num_emitted, verify.ms, wait.ms)
+        stats = round_stats(
+            self.row.index, received, speculation, decision, num_emitted, verify.ms, wait.ms, self._link.mode
+        )
         self.recorder.round(stats)
         if isinstance(self.row.streamer, RoundStreamer):
             self.row.streamer.put_round(stats)
+        if self._conductor is not None and not self.row.is_done:
+            self._conductor.after_round([(self.row, self._link)], [decision], [stats])
 
     def _forward(self, speculation: Speculation) -> Any:
         draft = self.row.input_ids.new_tensor([speculation.tokens])

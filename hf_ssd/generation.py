@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
@@ -37,25 +37,25 @@ from .compat import CACHE_KEY
 from .config import SSDConfig
 from .metrics import SSDStats
 from .monitoring import Monitor
-from .orchestration import SSDCall, SSDGenerateOutput, decode_plainly, decode_speculatively, with_stats
-from .planning import ModePolicy
+from .orchestration import Drafter, SSDCall, SSDGenerateOutput, decode_plainly, decode_speculatively, with_stats
+from .planning import PlanMemory, needs_policy
 from .protocol import SpeculatorError
 from .recorder import Recorder
 from .runtime.pool import start_worker
-from .translation import Translation
 from .vocabulary import UnsupportedError
 from .wrappers import unwrap
 
 logger = logging.get_logger(__name__)
 
 SSDConfigLike = SSDConfig | Mapping[str, Any] | None
+Assistants = tuple[PreTrainedModel, ...]
 
 
 @dataclass(frozen=True)
 class Attachment:
     """What `enable_ssd` left on a model."""
 
-    assistant: PreTrainedModel | None
+    assistants: Assistants
     config: SSDConfig
     tokenizer: Any = None
     assistant_tokenizer: Any = None
@@ -106,35 +106,17 @@ class SSDGenerationMixin(GenerationMixin):
             return super().generate(**kwargs)
         config = SSDConfig.of(ssd_config) if is_explicit or attached is None else attached.config
         given = kwargs.get("assistant_model")
-        assistant = unwrap(given) if given is not None else attached.assistant if attached else None
-        if config.mode != "auto":
-            return self._generate_in_mode(config, assistant, kwargs, is_explicit=is_explicit)[0]
-        policy = _POLICIES.setdefault(self, {}).setdefault(id(assistant), ModePolicy())
-        kind = _kind_of_call(self, kwargs)
-        mode = policy.choose(kind)
-        output, stats = self._generate_in_mode(replace(config, mode=mode), assistant, kwargs, is_explicit=is_explicit)
-        if stats.mode == mode and stats.degraded is None:
-            change = policy.learn(kind, mode, stats.num_tokens, stats.duration_s)
-            if change is not None:
-                logger.info(f'mode="auto" for {kind[0]} row(s): {change}.')
-                if self.ssd_monitor is not None:
-                    self.ssd_monitor.on_switch(f"{kind[0]} row(s): {change}")
-        return output
-
-    def _generate_in_mode(
-        self, config: SSDConfig, assistant: PreTrainedModel | None, kwargs: dict[str, Any], *, is_explicit: bool
-    ) -> tuple[Any, SSDStats]:
-        """The output and the figures of this very call: on the model there may already be those of another thread's."""
+        assistants = _all_of(given) if given is not None else attached.assistants if attached else ()
         is_ar = config.mode == "ar"
-        tokenizers = self._tokenizers(assistant, kwargs)
+        tokenizers = self._tokenizers(assistants, kwargs)
         if is_ar:
-            assistant, kwargs = None, {**kwargs, "assistant_model": None, "assistant_tokenizer": None}
+            assistants, kwargs = (), {**kwargs, "assistant_model": None, "assistant_tokenizer": None}
             # Under the coupled rule a seed gives the same tokens in every mode, so this one has to add the noise too.
             is_as_drawn = config.rule != "coupled" and config.seed is None
             if is_as_drawn or not may_sample(self, kwargs):
                 return self._generate_plainly(kwargs)
         try:
-            translation = _check(self, assistant, config, kwargs, tokenizers)
+            drafters = _check(self, assistants, config, kwargs, tokenizers)
         except UnsupportedError as error:
             problem = str(error).removesuffix(REMEDY)
             if is_ar and config.seed is not None:
@@ -146,7 +128,7 @@ class SSDGenerationMixin(GenerationMixin):
             logger.warning_once(f"This call {what}")
             return self._generate_plainly(kwargs)
         recorder = _recorder(self.ssd_monitor, config.mode, config.trace)
-        call = SSDCall(assistant, config, recorder, translation)
+        call = SSDCall(drafters, config, recorder, _memory_of(self, assistants, config, kwargs))
         if generate_owner(type(self)) is GenerationMixin:
             output = super().generate(**{**kwargs, "assistant_model": call, "assistant_tokenizer": None})
         else:
@@ -157,17 +139,17 @@ class SSDGenerationMixin(GenerationMixin):
                 output = super().generate(**others)
         return _finish(self, self.ssd_monitor, output, recorder)
 
-    def _tokenizers(self, assistant: PreTrainedModel | None, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """The target's and the assistant's: the call's own, or those that `enable_ssd` was given with the assistant."""
+    def _tokenizers(self, assistants: Assistants, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """The target's and the assistants': the call's own, or those that `enable_ssd` was given with these."""
         attached: Attachment | None = self.__dict__.get("_ssd_attachment")
         tokenizer, assistant_tokenizer = kwargs.get("tokenizer"), kwargs.get("assistant_tokenizer")
         if attached is not None:
             tokenizer = tokenizer or attached.tokenizer
-            if assistant is attached.assistant:
+            if assistants == attached.assistants:
                 assistant_tokenizer = assistant_tokenizer or attached.assistant_tokenizer
         return tokenizer, assistant_tokenizer
 
-    def _generate_plainly(self, kwargs: dict[str, Any]) -> tuple[Any, SSDStats]:
+    def _generate_plainly(self, kwargs: dict[str, Any]) -> Any:
         recorder = _recorder(self.ssd_monitor, "ar")
         eos_token_id = call_config(self, kwargs).eos_token_id
         if kwargs.get("assistant_model") is None:
@@ -205,7 +187,7 @@ class SSDGenerationMixin(GenerationMixin):
 
 def enable_ssd(
     model: PreTrainedModel,
-    assistant_model: PreTrainedModel | None = None,
+    assistant_model: PreTrainedModel | Sequence[PreTrainedModel] | None = None,
     ssd_config: SSDConfigLike = None,
     *,
     tokenizer: Any = None,
@@ -220,10 +202,12 @@ def enable_ssd(
 
     Args:
         model: The target.
-        assistant_model: The assistant; it may stay out when the model is already enabled, or for mode `"ar"`.
+        assistant_model: The assistant; it may stay out when the model is already enabled, or for mode `"ar"`. Of
+            several, in a list, the one whose drafts cost least time per token serves, as measured.
         ssd_config: Settings, as an [`SSDConfig`] or a dict of its fields.
         tokenizer: The target's, needed with `assistant_tokenizer`.
-        assistant_tokenizer: The assistant's, where it has another one than the target. Later calls need neither.
+        assistant_tokenizer: The assistant's, where it has another one than the target. Later calls need neither. For
+            several assistants a list, with `None` for those that share the target's.
         monitor: Watches the calls of this model, and of others that it is given to.
 
     Returns:
@@ -237,22 +221,23 @@ def enable_ssd(
     config = SSDConfig.of(ssd_config)
     target = unwrap(model)
     attached: Attachment | None = target.__dict__.get("_ssd_attachment")
-    assistant = unwrap(assistant_model) if assistant_model is not None else attached.assistant if attached else None
-    if attached is not None and assistant is attached.assistant:
+    assistants = _all_of(assistant_model) if assistant_model is not None else attached.assistants if attached else ()
+    if attached is not None and assistants == attached.assistants:
         tokenizer = tokenizer or attached.tokenizer
         assistant_tokenizer = assistant_tokenizer or attached.assistant_tokenizer
     if config.mode != "ar":
-        if assistant is None:
+        if not assistants:
             raise ValueError(
                 "`assistant_model` must be given, but got None. Pass a small model, best of the same tokenizer, or "
                 '`mode="ar"`.'
             )
-        check_pair(target, assistant, tokenizer, assistant_tokenizer)
-        if config.backend != "inline":
-            with contextlib.suppress(SpeculatorError):  # the first call says why, and what it does instead
-                start_worker(assistant, target, config)
+        for assistant, own_tokenizer in _with_tokenizers(assistants, assistant_tokenizer):
+            check_pair(target, assistant, tokenizer, own_tokenizer)
+            if config.backend != "inline":
+                with contextlib.suppress(SpeculatorError):  # the first call says why, and what it does instead
+                    start_worker(assistant, target, config)
     _mix_in(target)
-    target.__dict__["_ssd_attachment"] = Attachment(assistant, config, tokenizer, assistant_tokenizer)
+    target.__dict__["_ssd_attachment"] = Attachment(assistants, config, tokenizer, assistant_tokenizer)
     if monitor is not None:
         target.__dict__["ssd_monitor"] = monitor
     return model
@@ -272,7 +257,7 @@ def disable_ssd(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def make_custom_generate(
-    assistant_model: PreTrainedModel,
+    assistant_model: PreTrainedModel | Sequence[PreTrainedModel],
     ssd_config: SSDConfigLike = None,
     *,
     streamer: Any = None,
@@ -284,31 +269,30 @@ def make_custom_generate(
     transformers hands such a callable neither assistant, tokenizers nor streamer, so they are given here.
 
     Args:
-        assistant_model: The assistant.
+        assistant_model: The assistant, or several.
         ssd_config: Settings, as an [`SSDConfig`] or a dict of its fields.
         streamer: Gets the tokens. Give it to `generate()` too where it should see the prompt.
         tokenizer: The target's, needed with `assistant_tokenizer`.
         assistant_tokenizer: The assistant's, where it has another one than the target.
     """
     config = SSDConfig.of(ssd_config)
-    assistant = unwrap(assistant_model)
-    if config.mode == "auto":
-        raise ValueError(
-            '`mode` must be "ssd", "sd" or "ar" here, but got "auto", which remembers calls. Use enable_ssd.'
-        )
+    assistants = _all_of(assistant_model)
+    memories: dict[tuple[int, bool], PlanMemory] = {}
 
     def ssd(model: PreTrainedModel, input_ids: torch.LongTensor, inputs_tensor: Any = None, **kwargs: Any) -> Any:
-        drafts = None if config.mode == "ar" else assistant
+        drafting = () if config.mode == "ar" else assistants
         tokenizers = (tokenizer, assistant_tokenizer)
-        translation = _check_decoding(model, drafts, config, kwargs["generation_config"], input_ids, kwargs, tokenizers)
+        generation_config = kwargs["generation_config"]
+        drafters = _check_decoding(model, drafting, config, generation_config, input_ids, kwargs, tokenizers)
         check_media(model, len(input_ids), kwargs)
         monitor = getattr(model, "ssd_monitor", None)
         recorder = _recorder(monitor, config.mode, config.trace)
-        call = SSDCall(assistant, config, recorder, translation)
+        memory = memories.setdefault((len(input_ids), bool(generation_config.do_sample)), PlanMemory())
+        call = SSDCall(drafters, config, recorder, memory)
         output = decode_speculatively(
             model, input_ids, call=call, streamer=streamer, inputs_tensor=inputs_tensor, **kwargs
         )
-        return _finish(model, monitor, output, recorder)[0]
+        return _finish(model, monitor, output, recorder)
 
     return ssd
 
@@ -332,20 +316,20 @@ def generate_with_ssd(model: PreTrainedModel, **kwargs: Any) -> Any:
 
 def _check(
     model: PreTrainedModel,
-    assistant: PreTrainedModel | None,
+    assistants: Assistants,
     config: SSDConfig,
     kwargs: dict[str, Any],
     tokenizers: tuple[Any, Any],
-) -> Translation | None:
-    """Raises [`UnsupportedError`] for what cannot be decoded; otherwise the translation between the two tokenizers."""
-    if assistant is None and config.mode != "ar":
+) -> tuple[Drafter, ...]:
+    """Raises [`UnsupportedError`] for what cannot be decoded; otherwise the assistants as they can be used."""
+    if not assistants and config.mode != "ar":
         raise UnsupportedError(
             f'`assistant_model` must be given for mode "{config.mode}", but got None. Pass one, or use mode "ar".'
         )
     generation_config = call_config(model, kwargs)
     input_ids = kwargs["inputs"] if kwargs.get("inputs") is not None else kwargs.get("input_ids")
-    translation = _check_decoding(model, assistant, config, generation_config, input_ids, kwargs, tokenizers)
-    if assistant is not None:
+    drafters = _check_decoding(model, assistants, config, generation_config, input_ids, kwargs, tokenizers)
+    for assistant in assistants:
         check_encoder_outputs(model, assistant, kwargs)
     check_whole_recording(model, kwargs)
     num_inputs = num_prompts(model, kwargs)
@@ -358,50 +342,80 @@ def _check(
         has_streamer = kwargs.get("streamer") is not None
         check_batch(num_rows, generation_config, has_cache=bool(caches), has_streamer=has_streamer)
         check_media(model, num_rows, kwargs)
-    return translation
+    return drafters
 
 
 def _check_decoding(
     model: PreTrainedModel,
-    assistant: PreTrainedModel | None,
+    assistants: Assistants,
     config: SSDConfig,
     generation_config: GenerationConfig,
     input_ids: torch.Tensor | None,
     kwargs: dict[str, Any],
     tokenizers: tuple[Any, Any],
-) -> Translation | None:
-    """What is checked of a call however it comes here. Returns the translation between the two tokenizers."""
+) -> tuple[Drafter, ...]:
+    """What is checked of a call however it comes here. Returns the assistants, with translations of tokenizers."""
     check_model("target", model)
     check_training(model)
-    translation = None if assistant is None else check_pair(model, assistant, *tokenizers)
+    tokenizer, assistant_tokenizer = tokenizers
+    drafters = tuple(
+        Drafter(assistant, check_pair(model, assistant, tokenizer, own_tokenizer))
+        for assistant, own_tokenizer in _with_tokenizers(assistants, assistant_tokenizer)
+    )
     check_call(generation_config, kwargs)
     check_seeds(config.seed, model)
     check_embeddings(input_ids, kwargs.get("inputs_embeds"))
     check_static_cache(model, generation_config, 0 if input_ids is None else input_ids.shape[1])
-    return translation
+    return drafters
+
+
+def _all_of(assistant_model: PreTrainedModel | Sequence[PreTrainedModel]) -> Assistants:
+    """The assistants of a call, as models."""
+    given = assistant_model if isinstance(assistant_model, (list, tuple)) else [assistant_model]
+    if not given:
+        raise ValueError("`assistant_model` must hold at least one model, but got an empty list. Pass None for none.")
+    return tuple(unwrap(each) for each in given)
+
+
+def _with_tokenizers(assistants: Assistants, assistant_tokenizer: Any) -> list[tuple[PreTrainedModel, Any]]:
+    """Each assistant with its tokenizer; `None` where it has the target's."""
+    own = assistant_tokenizer if isinstance(assistant_tokenizer, (list, tuple)) else [assistant_tokenizer]
+    if assistants and len(own) != len(assistants) and assistant_tokenizer is not None:
+        raise ValueError(
+            f"`assistant_tokenizer` must be a list of {len(assistants)}, one for each assistant, but got "
+            f"{len(own)}. Give None for those that share the target's."
+        )
+    return list(zip(assistants, own if len(own) == len(assistants) else [None] * len(assistants), strict=True))
 
 
 def _recorder(monitor: Monitor | None, mode: str, trace: bool = False) -> Recorder:
-    return Recorder(mode, trace) if monitor is None else Recorder(mode, trace, monitor.on_round)
+    return Recorder(mode, trace) if monitor is None else Recorder(mode, trace, monitor.on_round, monitor.on_switch)
 
 
-def _finish(model: PreTrainedModel, monitor: Monitor | None, output: Any, recorder: Recorder) -> tuple[Any, SSDStats]:
-    """Keeps the figures of a call, and returns them with its output."""
+def _finish(model: PreTrainedModel, monitor: Monitor | None, output: Any, recorder: Recorder) -> Any:
+    """Keeps the figures of a call, and returns its output with them."""
     stats = recorder.close()
     model.ssd_stats = stats
     if monitor is not None:
         monitor.on_call(stats)
-    return with_stats(output, stats), stats
+    return with_stats(output, stats)
 
 
-# By target and assistant: what calls with mode "auto" have shown.
-_POLICIES: weakref.WeakKeyDictionary[PreTrainedModel, dict[int, ModePolicy]] = weakref.WeakKeyDictionary()
+# By target, then by assistants, settings, number of rows and whether tokens are sampled: what earlier calls have shown.
+_MEMORIES: weakref.WeakKeyDictionary[PreTrainedModel, dict[Hashable, PlanMemory]] = weakref.WeakKeyDictionary()
 
 
-def _kind_of_call(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[int, bool]:
-    """What the fastest mode may depend on: the number of rows, and whether tokens are sampled."""
-    config = call_config(model, kwargs)
-    return (num_prompts(model, kwargs) or 1) * (config.num_return_sequences or 1), may_sample(model, kwargs)
+def _memory_of(
+    model: PreTrainedModel, assistants: Assistants, config: SSDConfig, kwargs: dict[str, Any]
+) -> PlanMemory | None:
+    """What calls like this one have shown, where anything can change within a call."""
+    if not needs_policy(config, len(assistants)):
+        return None
+    own = call_config(model, kwargs)
+    num_rows = (num_prompts(model, kwargs) or 1) * (own.num_return_sequences or 1)
+    settings = replace(config, seed=None, trace=False)
+    kind = (tuple(map(id, assistants)), settings, num_rows, may_sample(model, kwargs))
+    return _MEMORIES.setdefault(model, {}).setdefault(kind, PlanMemory())
 
 
 # The call that a model's own `generate()` runs in, in this thread.

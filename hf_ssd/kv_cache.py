@@ -138,3 +138,14 @@ def compact_rows(cache: Cache, mask: torch.Tensor) -> torch.Tensor:
             index = slots.to(entries.device)[:, None, :, None].expand(-1, entries.shape[1], -1, entries.shape[3])
             setattr(layer, name, entries.gather(2, index))
     return mask.gather(1, slots)
+
+
+def bytes_per_token(cache: Cache) -> int:
+    """Memory of the keys and values of one token of one row, in bytes; 0 before the first."""
+    tensors = [
+        tensor
+        for layer in cache.layers
+        for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None))
+        if isinstance(tensor, torch.Tensor) and tensor.ndim == 4
+    ]
+    return sum(tensor.shape[1] * tensor.shape[3] * tensor.element_size() for tensor in tensors)

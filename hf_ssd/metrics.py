@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .types import Origin, RoundStats, Span
+from .types import Origin, RoundStats, Span, Switch
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class SSDStats:
     """What one call of `generate()` did. `None` stands for a figure that the call did not produce.
 
     Args:
-        mode: The mode that was asked for: `"ssd"`, `"sd"` or `"ar"`.
+        mode: The mode that was asked for: `"ssd"`, `"sd"`, `"ar"` or `"auto"`.
         rounds: One entry per verification. The prefill is not among them: it verifies an empty speculation.
         num_tokens: Tokens generated, over all rows.
         start_s: When the call began, in seconds of `time.monotonic()`, as the other two.
@@ -26,6 +26,7 @@ class SSDStats:
         assistant_device: The device that the assistant ran on.
         verifier_spans: What the verifier did. Empty unless a trace was asked for.
         speculator_spans: What the speculator did. Empty unless a trace was asked for.
+        switches: Changes of plan within the call, with their reasons, in order.
     """
 
     mode: str
@@ -40,6 +41,7 @@ class SSDStats:
     assistant_device: str | None = None
     verifier_spans: tuple[Span, ...] = ()
     speculator_spans: tuple[Span, ...] = ()
+    switches: tuple[Switch, ...] = ()
 
     @property
     def num_rounds(self) -> int:
@@ -72,9 +74,24 @@ class SSDStats:
     @property
     def hit_rate(self) -> float | None:
         """Share of outcomes that the speculation cache was prepared for. `None` where none was looked up."""
-        if self.mode != "ssd" or not self.num_hits + self.num_misses:
-            return None
-        return self.num_hits / (self.num_hits + self.num_misses)
+        ahead = [r for r in self.rounds if (r.mode or self.mode) == "ssd"]
+        num_hits = sum(r.origin is Origin.CACHE for r in ahead)
+        num_misses = sum(r.miss is not None for r in ahead)
+        return num_hits / (num_hits + num_misses) if num_hits + num_misses else None
+
+    @property
+    def num_switches(self) -> int:
+        """Changes of plan that were meant to stay: trials are left out."""
+        return sum(not switch.is_trial for switch in self.switches)
+
+    @property
+    def tokens_by_mode(self) -> dict[str, int]:
+        """Tokens of the rounds, by the mode they were in."""
+        tokens: dict[str, int] = {}
+        for r in self.rounds:
+            mode = r.mode or self.mode
+            tokens[mode] = tokens.get(mode, 0) + r.num_emitted
+        return tokens
 
     @property
     def depth_at_hit(self) -> float | None:
@@ -141,6 +158,9 @@ class SSDStats:
             "assistant_threads": self.assistant_threads,
             "assistant_device": self.assistant_device,
             "degraded": self.degraded,
+            "tokens_by_mode": self.tokens_by_mode,
+            "num_switches": self.num_switches,
+            "num_trials": sum(each.is_trial and each.after != each.before for each in self.switches),
         }
 
     def __str__(self) -> str:
@@ -153,6 +173,8 @@ class SSDStats:
             f"verify {show(self.verify_ms, ' ms')}, wait {show(self.wait_ms, ' ms')}, first token "
             f"{show(self.ttft_ms, ' ms')}"
         )
+        if len(self.tokens_by_mode) > 1:
+            text += ", tokens by mode: " + ", ".join(f"{mode} {num}" for mode, num in self.tokens_by_mode.items())
         return f"{text} (degraded: {self.degraded})" if self.degraded else text
 
 

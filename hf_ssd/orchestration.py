@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +26,11 @@ from .eagle3 import feature_layers
 from .encoder_inputs import ENCODER_PROCESSORS, NoSpeech, OneEncoderRow, encoder_inputs, row_of
 from .metrics import SSDStats
 from .noise import derive_seed
-from .protocol import DraftRequest, EncoderInputs, Speculator
+from .planning import PlanMemory
+from .protocol import DraftRequest, EncoderInputs
 from .recorder import Recorder
-from .row import Link, Row
-from .runtime.cpu_threads import set_own_threads
-from .runtime.placement import available_cores, split_threads
-from .runtime.pool import speculator_for
+from .row import Row
+from .runtime.staff import Staff, staff_for
 from .sampling import with_temperature
 from .translation import Translation
 from .vocabulary import placeholder_tokens
@@ -54,13 +53,21 @@ class SSDGenerateEncoderDecoderOutput(GenerateEncoderDecoderOutput):
 
 
 @dataclass(frozen=True)
+class Drafter:
+    """An assistant, and the translation where it has a tokenizer of its own."""
+
+    assistant: PreTrainedModel
+    translation: Translation | None = None
+
+
+@dataclass(frozen=True)
 class SSDCall:
     """Stands in `generate()` where the assistant would, so that nothing about a call is kept on the model."""
 
-    assistant: PreTrainedModel | None
+    drafters: tuple[Drafter, ...]
     config: SSDConfig
     recorder: Recorder
-    translation: Translation | None = None
+    memory: PlanMemory | None = None
 
 
 def decode_speculatively(
@@ -110,39 +117,32 @@ def decode_speculatively(
             )
             for index in range(num_rows)
         ]
-        with (
-            _speculator(model, call) as speculator,
-            _threads(_target_threads(call.config, speculator)) as restore_threads,
-        ):
-            recorder.target_threads = torch.get_num_threads()
-            if speculator is not None:
-                recorder.assistant_threads, recorder.assistant_device = speculator.threads, speculator.device
+        assistants = [each.assistant for each in call.drafters]
+        with staff_for(assistants, model, call.config, recorder, call.memory) as staff:
             if num_rows > 1 and decodes_together(model, model_kwargs):
-                links = [
-                    Link(None if speculator is None else speculator.another(), recorder, restore_threads) for _ in rows
-                ]
-                requests = [
-                    draft_request(
+
+                def request(row: Row, assistant: int) -> DraftRequest:
+                    drafter = call.drafters[assistant] if call.drafters else None
+                    return draft_request(
                         model,
                         row,
                         call.config,
                         takes_trees=False,
                         num_rows=num_rows,
-                        translation=call.translation,
-                        feature_layers=feature_layers(model, call.assistant),
+                        translation=None if drafter is None else drafter.translation,
+                        feature_layers=feature_layers(model, None if drafter is None else drafter.assistant),
                     )
-                    for row in rows
-                ]
-                BatchDecoder(model, rows, model_kwargs=model_kwargs, recorder=recorder).run(links, requests)
+
+                links, requests = staff.begin(rows, request)
+                BatchDecoder(model, rows, model_kwargs=model_kwargs, recorder=recorder).run(
+                    links, requests, staff.conductor
+                )
             else:
                 no_speech = NoSpeech(logits_processor)
-                left: Speculator | None = speculator
                 for row in rows:
                     row_kwargs = _row_kwargs(model, model_kwargs, generation_config, row.index, num_rows)
-                    link = Link(left, recorder, restore_threads)
-                    decoder = _decode_row(model, row, call, link, row_kwargs, inputs_tensor)
+                    decoder = _decode_row(model, row, call, staff, row_kwargs, inputs_tensor)
                     no_speech.keep(row.index)
-                    left = left if link.is_drafting else None
                 no_speech.restore()
     finally:
         # Also when something was raised: whoever reads the stream must not wait for ever.
@@ -159,7 +159,7 @@ def _decode_row(
     model: PreTrainedModel,
     row: Row,
     call: SSDCall,
-    link: Link,
+    staff: Staff,
     model_kwargs: dict[str, Any],
     inputs_tensor: torch.Tensor | None,
 ) -> RowDecoder:
@@ -167,17 +167,25 @@ def _decode_row(
     decoder = RowDecoder(model, row, model_kwargs=model_kwargs, recorder=call.recorder)
     # Not asked where no tree is wanted: it takes a forward or two.
     takes_trees = call.config.max_tree_tokens > 0 and call.config.mode != "ar" and decoder.takes_trees
-    encoder = encoder_inputs(model, call.assistant, inputs_tensor, model_kwargs, row.index, row.num_rows)
-    request = draft_request(
-        model,
-        row,
-        call.config,
-        takes_trees=takes_trees,
-        encoder=encoder,
-        translation=call.translation,
-        feature_layers=feature_layers(model, call.assistant),
-    )
-    decoder.run(link, request)
+
+    @functools.cache
+    def request(row: Row, assistant: int) -> DraftRequest:
+        if not call.drafters:
+            return draft_request(model, row, call.config, takes_trees=takes_trees)
+        drafter = call.drafters[assistant]
+        encoder = encoder_inputs(model, drafter.assistant, inputs_tensor, model_kwargs, row.index, row.num_rows)
+        return draft_request(
+            model,
+            row,
+            call.config,
+            takes_trees=takes_trees,
+            encoder=encoder,
+            translation=drafter.translation,
+            feature_layers=feature_layers(model, drafter.assistant),
+        )
+
+    (link,), (first_request,) = staff.begin([row], request)
+    decoder.run(link, first_request, staff.conductor)
     return decoder
 
 
@@ -219,39 +227,6 @@ class _Observer(StoppingCriteria):
             self.recorder.token()
         self._is_running = self._is_running & ~torch.isin(input_ids[:, -1], self._eos.to(input_ids.device))
         return stops_nothing
-
-
-@contextlib.contextmanager
-def _threads(num_threads: int | None) -> Iterator[Callable[[], None]]:
-    """Sets torch's CPU threads; yields a function that restores them early."""
-    before = torch.get_num_threads()
-
-    def restore() -> None:
-        set_own_threads(before)
-
-    if num_threads is not None:
-        set_own_threads(num_threads)
-    try:
-        yield restore
-    finally:
-        restore()
-
-
-def _speculator(model: PreTrainedModel, call: SSDCall) -> contextlib.AbstractContextManager[Speculator | None]:
-    config = call.config
-    if config.mode == "ar" or call.assistant is None:
-        return contextlib.nullcontext()
-    _, num_threads = split_threads(config.target_threads, config.assistant_threads, available_cores())
-    return speculator_for(call.assistant, model, config, num_threads)
-
-
-def _target_threads(config: SSDConfig, speculator: Speculator | None) -> int | None:
-    """CPU threads of the target; `None` leaves them as they are."""
-    if speculator is None:
-        return None
-    if speculator.threads is None:
-        return config.target_threads
-    return split_threads(config.target_threads, config.assistant_threads, available_cores())[0]
 
 
 def draft_request(

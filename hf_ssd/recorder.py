@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from .metrics import SSDStats
-from .types import RoundStats, Span
+from .types import RoundStats, Span, Switch
 
 
 class Recorder:
@@ -17,10 +18,15 @@ class Recorder:
         mode: The mode that was asked for.
         trace: Whether to keep spans.
         on_round: Called with the figures of each round when it is over.
+        on_switch: Called with each change of plan.
     """
 
     def __init__(
-        self, mode: str, trace: bool = False, on_round: Callable[[RoundStats], None] = lambda stats: None
+        self,
+        mode: str,
+        trace: bool = False,
+        on_round: Callable[[RoundStats], None] = lambda stats: None,
+        on_switch: Callable[[Switch], None] = lambda switch: None,
     ) -> None:
         self.mode = mode
         self.rounds: list[RoundStats] = []
@@ -33,6 +39,8 @@ class Recorder:
         self.speculator_spans: list[Span] = []
         self._trace = trace
         self._on_round = on_round
+        self._on_switch = on_switch
+        self._switches: list[Switch] = []
         self._verifier_spans: list[Span] = []
         self._start_s = time.monotonic()
         self._first_token_s: float | None = None
@@ -47,6 +55,16 @@ class Recorder:
         """A round is over."""
         self.rounds.append(stats)
         self._on_round(stats)
+
+    def switch(self, switch: Switch) -> None:
+        """The plan is another from here on."""
+        now = time.monotonic_ns()
+        switch = replace(switch, num_tokens=self.num_tokens, time_ns=now)
+        self._switches.append(switch)
+        if self._trace:
+            what = (("before", str(switch.before)), ("after", str(switch.after)), ("reason", switch.reason))
+            self._verifier_spans.append(Span("switch", now, now, what))
+        self._on_switch(switch)
 
     @contextmanager
     def span(self, name: str, **args: int) -> Iterator[Stopwatch]:
@@ -66,6 +84,7 @@ class Recorder:
         return SSDStats(
             mode=self.mode,
             rounds=tuple(self.rounds),
+            switches=tuple(self._switches),
             num_tokens=self.num_tokens,
             start_s=self._start_s,
             first_token_s=self._first_token_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -18,7 +18,7 @@ from .noise import GumbelNoise, derive_seed
 from .protocol import DraftRequest, Speculator, SpeculatorError
 from .recorder import Recorder
 from .sampling import find_fault, looks_only_at_scores
-from .types import Outcome, RoundStats, Speculation
+from .types import ConcreteMode, Outcome, RoundStats, Speculation
 from .verification import follow_tree, verify_block, verify_coupled, verify_token
 
 logger = logging.get_logger(__name__)
@@ -304,15 +304,38 @@ class Link:
         self._speculator = speculator
         self._recorder = recorder
         self._on_degrade = on_degrade
+        self._feature_layers: tuple[int, ...] = ()
+        self._is_fresh = False  # begun where the row is, and told no outcome since
+        self.mode: ConcreteMode | None = None  # of the row's rounds, where that changes
 
     @property
     def is_drafting(self) -> bool:
         """Whether there is a speculator, which has not failed."""
         return self._speculator is not None
 
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Which of the target's states the speculator wants to know with each outcome."""
+        return self._feature_layers if self.is_drafting else ()
+
     def start(self, request: DraftRequest) -> None:
         """Begins the row: the assistant reads the prompt while the target does."""
+        self._feature_layers = request.feature_layers
         self._ask(lambda speculator: speculator.start(request))
+
+    def switch(self, mode: ConcreteMode, speculator: Speculator | None, request: DraftRequest | None) -> None:
+        """Goes on with another speculator, or none, from where the row is now. The one before has been stopped.
+
+        Args:
+            mode: Of the rounds from here on.
+            speculator: Drafts from here on; it may be the one from before. `None` decodes plainly.
+            request: What that needs. Its prompt is all that the row has so far.
+        """
+        self.mode = mode
+        self._speculator, self._is_fresh = speculator, speculator is not None
+        self._feature_layers = () if request is None else request.feature_layers
+        if request is not None:
+            self._ask(lambda speculator: speculator.start(request))
 
     def send(
         self,
@@ -329,6 +352,7 @@ class Link:
             verify_ms: How long that took, in milliseconds.
             features: Gives what the speculator reads of the target's layers.
         """
+        self._is_fresh = False
         if decision.fault is not None or row.ends_with(decision.tokens):
             return
 
@@ -342,7 +366,12 @@ class Link:
         self._ask(tell)
 
     def receive(self) -> Speculation:
-        """The speculation that follows the latest outcome; an empty one where there is no speculator."""
+        """The speculation that follows the latest outcome; an empty one where there is no speculator, or no outcome.
+
+        The round after a switch verifies nothing: the target reads a token while the assistant reads the row.
+        """
+        if self._is_fresh:
+            return Speculation()
         speculation: Speculation | None = self._ask(lambda speculator: speculator.receive())
         if speculation is None:
             return Speculation()
@@ -367,6 +396,26 @@ class Link:
             return None
 
 
+class Conductor(Protocol):
+    """Changes how rows go on, between two rounds."""
+
+    def prefilled(self) -> None:
+        """The prompt has been read: the first round begins."""
+        ...
+
+    def after_round(
+        self, active: Sequence[tuple[Row, Link]], decisions: Sequence[Decision], stats: Sequence[RoundStats]
+    ) -> None:
+        """Takes in a round.
+
+        Args:
+            active: The rows that go on.
+            decisions: Of all rows in the round.
+            stats: Of the same.
+        """
+        ...
+
+
 def no_grad(hands_out_tensors: bool, model_kwargs: dict[str, Any]) -> Any:
     """What the target's forwards run under."""
     # A twentieth faster on a small model. Its tensors would be a nuisance to a caller, so only where none is handed
@@ -383,6 +432,7 @@ def round_stats(
     num_emitted: int,
     verify_ms: float,
     wait_ms: float,
+    mode: ConcreteMode | None = None,
 ) -> RoundStats:
     """The figures of one row's round: `verified` is what was left of `received`."""
     return RoundStats(
@@ -399,4 +449,5 @@ def round_stats(
         draft_ms=received.draft_ms,
         num_draft_steps=received.num_draft_steps,
         path=decision.path,
+        mode=mode,
     )

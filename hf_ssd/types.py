@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Literal
 
 import torch
+
+ConcreteMode = Literal["ssd", "sd", "ar"]
 
 
 class Origin(str, Enum):
@@ -136,6 +139,53 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """How the rounds of a call are done.
+
+    Args:
+        mode: As in [`SSDConfig`].
+        assistant: Which of several assistants drafts; 0 where none does.
+        max_draft_tokens: Most draft tokens in one speculation, where that is less than the settings allow.
+        cache_budget: Outcomes that are prepared, the likeliest ones, where the settings say otherwise.
+    """
+
+    mode: ConcreteMode
+    assistant: int = 0
+    max_draft_tokens: int | None = None
+    cache_budget: int | None = None
+
+    def __str__(self) -> str:
+        text = self.mode if not self.assistant else f"{self.mode} with assistant {self.assistant}"
+        if self.max_draft_tokens is not None:
+            text += f", {self.max_draft_tokens} draft tokens at most"
+        return text if self.cache_budget is None else f"{text}, {self.cache_budget} outcomes"
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A change of plan within a call.
+
+    Args:
+        before: The plan until then.
+        after: The plan from then on.
+        reason: Why, in words, with the figures that led to it.
+        is_trial: Whether `after` is only being tried, or goes back from a trial.
+        num_tokens: Tokens that the call had generated.
+        time_ns: When, by `time.monotonic_ns()`.
+    """
+
+    before: Plan
+    after: Plan
+    reason: str
+    is_trial: bool = False
+    num_tokens: int = 0
+    time_ns: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.before} to {self.after}{' on trial' if self.is_trial else ''}: {self.reason}"
+
+
+@dataclass(frozen=True)
 class RoundStats:
     """One target forward and everything that belonged to it. Times are in milliseconds.
 
@@ -155,6 +205,7 @@ class RoundStats:
             default that of a chain.
         path: Which draft tokens were accepted: their indices in the speculation, in the order of the text. For a chain
             `0, 1, ...`; in a tree it says which branch was right.
+        mode: The mode that the round was in, where that changes within a call; `None` is the call's.
     """
 
     num_draft_tokens: int
@@ -170,6 +221,7 @@ class RoundStats:
     row: int = 0
     num_reached: int = -1
     path: tuple[int, ...] = ()
+    mode: ConcreteMode | None = None
 
     def __post_init__(self) -> None:
         if self.num_reached < 0:

@@ -21,6 +21,7 @@ from hf_ssd import SSDConfig, orchestration
 from hf_ssd.compat import CACHE_KEY
 from hf_ssd.generation import generate_with_ssd
 from hf_ssd.protocol import DraftRequest
+from hf_ssd.runtime import staff
 from hf_ssd.target_trees import Masks, keeps_everything, masks_of, tree_inputs
 from hf_ssd.types import Origin, Outcome, Speculation
 
@@ -116,7 +117,7 @@ def with_oracle(monkeypatch: pytest.MonkeyPatch):
 
         streamer = Listener() if len(ids) == 1 else None
         with monkeypatch.context() as patch:
-            patch.setattr(orchestration, "speculator_for", lambda *_, **__: Scope())
+            patch.setattr(staff, "speculator_for", lambda *_, **__: Scope())
             output = generate_with_ssd(
                 target, assistant_model=target, ssd_config=CONFIG, streamer=streamer, **inputs, **arguments()
             )

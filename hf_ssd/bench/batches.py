@@ -13,7 +13,6 @@ import torch
 
 from ..metrics import SSDStats
 from ..planning import Backup
-from ..planning.modes import NUM_TRIAL_CALLS
 from ..types import RoundStats
 from .arms import Arm, Inputs, Method, Runner, torch_threads
 from .critical import BackupFigures, compare_backups
@@ -23,6 +22,7 @@ from .statistics import Estimate, Resampling
 
 JIT: Backup = "jit"
 FAST_BACKUPS: tuple[Backup, ...] = ("ngram", "none")
+NUM_TRIAL_CALLS = 9  # of mode "auto", before it is measured
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _of(backup: Backup) -> str:
 
 
 def _steps(arms: Sequence[Arm], num_batches: int, repeats: int) -> list[Step]:
-    """The schedule, with as many calls before it as mode `"auto"` takes to try the modes."""
+    """The schedule, with some calls before it in which mode `"auto"` tries the modes."""
     trials = [Step(arm, index % num_batches) for arm in arms if arm.name == AUTO for index in range(NUM_TRIAL_CALLS)]
     return [*trials, *schedule(arms, num_batches, repeats)]
 

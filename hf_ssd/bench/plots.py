@@ -317,6 +317,15 @@ def _figure(width: float, height: float, *, num_rows: int = 1, num_columns: int 
     return figure, list(panels.flat)
 
 
+def new_figure(width: float, height: float, heights: Sequence[float]) -> tuple[Figure, Sequence[Axes]]:
+    """An empty figure, sizes in inches, with panels of these relative heights below each other over one x axis."""
+    figure, (panel,) = _figure(width, height)
+    panel.remove()
+    grid = figure.add_gridspec(len(heights), 1, height_ratios=list(heights))
+    first = figure.add_subplot(grid[0])
+    return figure, [first, *(figure.add_subplot(grid[row], sharex=first) for row in range(1, len(heights)))]
+
+
 def _legend_below(figure: Figure, axes: Axes) -> None:
     """What the lines of a panel are, below all panels."""
     handles, labels = axes.get_legend_handles_labels()

@@ -15,6 +15,7 @@ from .doctor import doctor
 from .evaluate import evaluate
 from .families import families
 from .frontier import frontier
+from .policies import policies
 from .predict import predict
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app.command()(doctor)
 app.command()(compare)
 app.command()(bench)
 app.command()(frontier)
+app.command()(policies)
 app.command()(predict)
 app.command()(families)
 app.command()(arguments)

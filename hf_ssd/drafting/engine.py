@@ -12,6 +12,7 @@ from itertools import takewhile
 import torch
 from transformers.utils import logging
 
+from ..kv_cache import bytes_per_token
 from ..planning import (
     AcceptanceEstimate,
     Backup,
@@ -284,8 +285,10 @@ class DraftEngine:
         # Copied tokens follow each other without having been run: parents first, which their chances see to.
         ready = self._ready(self._frontier)
         planned = [node for node in ready if _is_called_for(node)]
-        if not self.overlaps:
-            return ready[:MAX_STEP_TOKENS]
+        room = self._room()
+        if not self.overlaps or room < MAX_STEP_TOKENS:
+            # The likeliest first: with little memory only they are prepared.
+            return ready[: max(min(room, MAX_STEP_TOKENS), 0)]
         if not planned and self._trunk.num_branch_slots >= MAX_PREPARED_TOKENS:
             return []
         rates = self._rates()
@@ -304,10 +307,17 @@ class DraftEngine:
             return nodes
         return [node for node in nodes if node.parent is not None and node.parent.is_run]
 
+    def _room(self) -> int:
+        """How many more tokens may be run ahead, by the memory that their keys and values take."""
+        budget = self.config.memory_budget
+        if budget is None:
+            return MAX_STEP_TOKENS
+        return budget // max(bytes_per_token(self._trunk.cache), 1) - self._trunk.num_branch_slots
+
     def _may_run(self, node: Node) -> bool:
         """Whether running `node` may lead to draft tokens that can still be used."""
-        is_likely = node.chance >= (MIN_CHANCE if self.overlaps else MIN_CHANCE_UNHURRIED)
-        return (is_likely or _is_called_for(node)) and self._can_run(node)
+        least = max(MIN_CHANCE if self.overlaps else MIN_CHANCE_UNHURRIED, self.config.draft_threshold)
+        return (node.chance >= least or _is_called_for(node)) and self._can_run(node)
 
     def _can_run(self, node: Node) -> bool:
         limit = self.assistant.max_length
@@ -498,7 +508,9 @@ class DraftEngine:
             drafted = [node for node in self._frontier if node.parent is not None and node.parent.is_run]
             deepest = max(drafted, key=lambda node: (node.num_drafted, node.chance), default=None)
             limit = self.config.max_draft_tokens if is_fixed else FIRST_LENGTH
-            return [deepest] if deepest is not None and deepest in pending and deepest.num_drafted < limit else []
+            if deepest is None or deepest not in pending or deepest.chance < self.config.draft_threshold:
+                return []
+            return [deepest] if deepest.num_drafted < limit else []
         ready = sorted((node for node in pending if self._may_run(node)), key=lambda node: -node.chance)
         return ready[: best_step([node.chance for node in ready[:MAX_STEP_TOKENS]], rates, 0.0)]
 

@@ -145,6 +145,24 @@ class TargetFeatures:
         return torch.cat([parts[index].to(device) for index in self._layer_ids], dim=-1)
 
 
+class FeatureWatch:
+    """The features of a target for whoever drafts at the moment.
+
+    Args:
+        target: The target.
+    """
+
+    def __init__(self, target: PreTrainedModel) -> None:
+        self._target = target
+        self._known: dict[tuple[int, ...], TargetFeatures] = {}
+
+    def of(self, layer_ids: tuple[int, ...]) -> TargetFeatures:
+        """Those of some layers, or of none. The layers are looked for once."""
+        if layer_ids not in self._known:
+            self._known[layer_ids] = TargetFeatures(self._target, layer_ids)
+        return self._known[layer_ids]
+
+
 @contextmanager
 def capture_features(target: PreTrainedModel, layer_ids: Sequence[int]) -> Iterator[Callable[[], torch.Tensor]]:
     """Within it every forward of the target leaves its states of some layers behind, as in [`TargetFeatures`].

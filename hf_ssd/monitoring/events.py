@@ -17,7 +17,8 @@ class EventKind(str, Enum):
     HIT_RATE_BACK = "hit_rate_back"  # after that it is at the target again
     ACCEPTANCE_DRIFT = "acceptance_drift"  # the window's acceptance is not that of the rounds before it
     DEGRADED = "degraded"  # the speculator failed, and the call went on without it
-    SWITCH = "switch"  # mode="auto" has found another mode to be the fastest
+    SWITCH = "switch"  # a call goes on in another mode, with another assistant, or with shorter drafts
+    TRIAL = "trial"  # it tries that for some rounds, or goes back
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from transformers.utils import logging
 
 from ..metrics import SSDStats
-from ..types import RoundStats
+from ..types import RoundStats, Switch
 from .events import Event, EventKind, Sink
 from .window import Window, WindowFigures
 
@@ -28,7 +28,8 @@ class Monitor:
     monitor.figures().hit_rate
     ```
 
-    It only watches: what is done about a low hit rate is up to the planner and `mode="auto"`. May be shared by threads.
+    It only watches: what is done about a low hit rate is up to the planner and `mode="auto"`, whose switches it is told
+    of. May be shared by threads.
 
     Args:
         sinks: Called with each [`Event`], in the thread that generates. One that raises is left out from then on.
@@ -99,10 +100,12 @@ class Monitor:
                 self._emit(Event(EventKind.DEGRADED, stats.degraded, {"num_tokens": stats.num_tokens}))
             self._emit(Event(EventKind.CALL, str(stats), stats.to_dict()))
 
-    def on_switch(self, reason: str) -> None:
-        """Takes in that `mode="auto"` has found another mode to be the fastest."""
+    def on_switch(self, switch: Switch) -> None:
+        """Takes in that a call goes on in another way, or tries to."""
+        plans = {"before": str(switch.before), "after": str(switch.after)}
+        figures = {**plans, "num_tokens": switch.num_tokens, "is_trial": switch.is_trial}
         with self._lock:
-            self._emit(Event(EventKind.SWITCH, reason))
+            self._emit(Event(EventKind.TRIAL if switch.is_trial else EventKind.SWITCH, str(switch), figures))
 
     def _judge_hit_rate(self) -> None:
         rate = self._window.hit_rate

@@ -94,6 +94,12 @@ def close_worker(assistant: PreTrainedModel) -> None:
             worker.close()
 
 
+def is_busy(assistant: PreTrainedModel) -> bool:
+    """Whether another call has the assistant now."""
+    workers = (_WORKERS.get(assistant), _THREADS.get(assistant))
+    return any(worker is not None and worker.lock.locked() for worker in workers)
+
+
 def drafts_in_thread(assistant: PreTrainedModel, config: SSDConfig) -> bool:
     """Whether the settings lead to a thread rather than a process."""
     has_process = is_supported() and assistant not in _THREAD_ONLY

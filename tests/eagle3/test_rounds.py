@@ -129,6 +129,27 @@ class TestGreedily:
             ids = torch.cat([ids, prompt(5, seed=turn + 1)], dim=1)
         assert min(stats) > 0.3
 
+    @pytest.mark.parametrize("num_rows", [1, 2])
+    def test_beside_another_assistant_and_in_changing_modes(self, target, head, num_rows: int) -> None:
+        """Who drafts changes within the call, and with that what the target has to leave behind."""
+        ids = torch.cat([prompt(8, seed=seed) for seed in range(num_rows)])
+        expected = target.generate(ids, max_new_tokens=80, do_sample=False)
+        config = SSDConfig(backend="inline", mode="auto", ngram_drafts=False)
+        dots: list[None] = []
+        with checking(lambda: dots.append(None)):
+            for assistants in (head, [make_calm_target(), head]):
+                found = generate_with_ssd(
+                    target,
+                    inputs=ids,
+                    assistant_model=assistants,
+                    ssd_config=config,
+                    max_new_tokens=80,
+                    do_sample=False,
+                )
+                assert found.equal(expected)
+                assert target.ssd_stats.degraded is None
+        assert dots
+
 
 class TestSampling:
     @pytest.mark.parametrize("backend", ["inline", "process"])

@@ -1,0 +1,345 @@
+"""Switches within a call: whatever is switched when, the text is that of plain decoding."""
+
+from __future__ import annotations
+
+import logging as standard_logging
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import tiny_zoo
+import torch
+from broken_models import RaisesLater
+from plain import assert_equals_plain
+from tiny_models import make_noisy, make_target, make_unrelated, padded_batch, prompt
+
+from hf_ssd import SSDConfig, enable_ssd
+from hf_ssd.generation import generate_with_ssd, make_custom_generate
+from hf_ssd.matrix.encoders import ENCODER_FAMILIES
+from hf_ssd.monitoring import EventKind, Monitor
+from hf_ssd.planning import CallPolicy
+from hf_ssd.runtime import staff
+from hf_ssd.trace import chrome_trace
+from hf_ssd.types import Origin, Plan, RoundStats, Switch
+
+AUTO = SSDConfig(mode="auto", backend="inline", num_assistant_tokens=4)
+PROCESS = SSDConfig(mode="auto")
+PLANS = (Plan("ssd"), Plan("sd"), Plan("ar"), Plan("ssd", max_draft_tokens=2), Plan("ssd", cache_budget=3))
+
+
+class RandomPolicy(CallPolicy):
+    """Goes on in any way after any round."""
+
+    plans: Sequence[Plan] = PLANS
+    seed = 0
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self._random = random.Random(self.seed)
+
+    def begin_row(self) -> None:
+        self.plan = self._random.choice(self.plans)
+
+    def after_round(self, stats, duration_ms, likelihood=None) -> list[Switch]:
+        before = self.plan
+        if self._random.random() < 0.4:
+            self.plan = self._random.choice(self.plans)
+        return [] if self.plan == before else [Switch(before, self.plan, "by chance")]
+
+
+@pytest.fixture(params=range(2))
+def by_chance(request, monkeypatch) -> None:
+    monkeypatch.setattr(staff, "CallPolicy", RandomPolicy)
+    monkeypatch.setattr(RandomPolicy, "seed", request.param)
+
+
+def assert_drafted(rounds: Sequence[RoundStats]) -> None:
+    """Drafts were accepted, some of them in speculations that had been prepared; and there were rounds without."""
+    assert {"ssd", "sd", "ar"} <= {r.mode for r in rounds}
+    assert sum(r.num_accepted for r in rounds) > 0
+    assert any(r.origin is Origin.CACHE and r.num_accepted for r in rounds)
+    assert all(r.num_draft_tokens == 0 for r in rounds if r.mode == "ar")
+
+
+@pytest.mark.usefixtures("by_chance")
+class TestByChance:
+    @pytest.mark.parametrize("config", [AUTO, SSDConfig(mode="auto", backend="inline", draft_tree_size=None)])
+    def test_greedy(self, target, noisy, config) -> None:
+        stats = assert_equals_plain(target, noisy, prompt(7), config, max_new_tokens=90)
+        assert_drafted(stats.rounds)
+        assert stats.num_switches > 7
+
+    def test_coupled(self, target, noisy) -> None:
+        settings = {"do_sample": True, "temperature": 1.2, "top_p": 0.95, "max_new_tokens": 90}
+        texts = []
+        for config in (AUTO, SSDConfig(mode="ar")):
+            config = SSDConfig.from_dict({**config.to_dict(), "seed": 11})
+            texts.append(
+                generate_with_ssd(target, inputs=prompt(7), assistant_model=noisy, ssd_config=config, **settings)
+            )
+            if config.mode == "auto":
+                assert_drafted(target.ssd_stats.rounds)
+        assert texts[0].tolist() == texts[1].tolist()
+
+    def test_processors_that_read_the_text(self, target, noisy) -> None:
+        settings = {"max_new_tokens": 80, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 60}
+        stats = assert_equals_plain(target, noisy, prompt(7), AUTO, eos_token_id=5, **settings)
+        assert stats.num_switches > 5
+
+    def test_rows_together(self, target, noisy) -> None:
+        batch = padded_batch([prompt(3 + row, seed=row) for row in range(4)])
+        settings = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": [5, 9]}
+        plain = target.generate(**batch, **settings)
+        ids = generate_with_ssd(target, assistant_model=noisy, ssd_config=AUTO, **batch, **settings)
+        assert ids.tolist() == plain.tolist()
+        assert sum(r.num_accepted for r in target.ssd_stats.rounds) > 0
+        assert target.ssd_stats.num_switches > 1
+
+    def test_a_sliding_window(self) -> None:
+        target, assistant = (tiny_zoo.make("mistral, window of 8", noise=noise) for noise in (0.0, 0.02))
+        stats = assert_equals_plain(target, assistant, prompt(7), AUTO, max_new_tokens=70)
+        assert stats.acceptance > 0
+        assert stats.num_switches > 5
+
+    def test_an_encoder(self) -> None:
+        family = next(each for each in ENCODER_FAMILIES if each.model_type == "mbart")
+        stats = assert_equals_plain(family.make(), family.make_assistant(), prompt(9), AUTO, max_new_tokens=40)
+        assert stats.num_switches > 3
+
+    def test_several_assistants(self, target, monkeypatch) -> None:
+        plans = [Plan("ssd", 0), Plan("ssd", 1), Plan("sd", 1), Plan("ar")]
+        monkeypatch.setattr(RandomPolicy, "plans", plans)
+        assistants = [make_noisy(), make_unrelated()]
+        stats = assert_equals_plain(target, assistants, prompt(7), AUTO, max_new_tokens=90)
+        assert {switch.after for switch in stats.switches} == set(plans)
+        assert any(r.origin is Origin.CACHE and r.num_accepted for r in stats.rounds)
+
+
+@pytest.mark.parametrize("backend", ["process", "stream"])
+def test_beside_the_target(target, shared_noisy, monkeypatch, backend) -> None:
+    monkeypatch.setattr(staff, "CallPolicy", RandomPolicy)
+    config = SSDConfig(mode="auto", backend=backend)
+    stats = assert_equals_plain(target, shared_noisy, prompt(7), config, max_new_tokens=100)
+    assert {"ssd", "sd", "ar"} <= {r.mode for r in stats.rounds}
+    assert stats.acceptance > 0
+
+
+@pytest.mark.slow
+def test_tokens_follow_the_targets_distribution_under_the_token_rule(target, noisy, monkeypatch) -> None:
+    """A round after a switch verifies nothing, and draws from the target: frequencies are those of plain sampling."""
+    monkeypatch.setattr(staff, "CallPolicy", RandomPolicy)
+    settings = {"do_sample": True, "top_k": 4, "max_new_tokens": 4, "num_return_sequences": 400}
+    counts = []
+    for config in (SSDConfig(mode="auto", backend="inline", verification="token", seed=3), None):
+        torch.manual_seed(0)
+        if config is None:
+            ids = target.generate(prompt(5), **settings)
+        else:
+            ids = generate_with_ssd(target, inputs=prompt(5), assistant_model=noisy, ssd_config=config, **settings)
+        counts.append(torch.bincount(ids[:, -3:].flatten(), minlength=64) / ids[:, -3:].numel())
+    assert (counts[0] - counts[1]).abs().max() < 0.06
+
+
+class TestLimits:
+    def test_a_token_budget(self, target, noisy) -> None:
+        config = SSDConfig(backend="inline", num_assistant_tokens=4, token_budget=20)
+        stats = assert_equals_plain(target, noisy, prompt(7), config, max_new_tokens=70)
+        (switch,) = stats.switches
+        assert switch.after == Plan("ar")
+        assert 20 <= switch.num_tokens <= 26
+        rounds = [r.mode for r in stats.rounds]
+        assert rounds == sorted(rounds, reverse=True)  # "ssd", then "ar"
+        assert "`token_budget`" in switch.reason
+
+    def test_a_token_budget_is_each_rows_own(self, target, noisy) -> None:
+        config = SSDConfig(backend="inline", token_budget=10)
+        batch = padded_batch([prompt(4), prompt(6)])
+        plain = target.generate(**batch, max_new_tokens=40, do_sample=False)
+        kwargs = {"max_new_tokens": 40, "do_sample": False, "assistant_model": noisy, "ssd_config": config}
+        assert generate_with_ssd(target, **batch, **kwargs).tolist() == plain.tolist()
+        assert target.ssd_stats.tokens_by_mode["ar"] > 40
+
+    def test_a_latency_target_that_cannot_be_met_stops_drafting_or_is_given_up(self, target, noisy) -> None:
+        config = SSDConfig(backend="inline", num_assistant_tokens=4, sla_ms_per_token=1e-6)
+        stats = assert_equals_plain(target, noisy, prompt(7), config, max_new_tokens=160)
+        assert stats.switches[0].after == Plan("ssd", max_draft_tokens=2)
+        assert "are allowed" in stats.switches[0].reason
+        limited = [r for r in stats.rounds if r.num_draft_tokens]
+        assert limited
+
+    def test_a_latency_target_that_is_met_changes_nothing(self, target, noisy) -> None:
+        config = SSDConfig(backend="inline", num_assistant_tokens=4, sla_ms_per_token=1e6)
+        assert assert_equals_plain(target, noisy, prompt(7), config, max_new_tokens=60).switches == ()
+
+    def test_little_memory_prepares_only_the_likeliest(self, target, noisy) -> None:
+        num_steps, hit_rates = [], []
+        bytes_of_a_token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, bytes
+        for budget in (None, 8 * bytes_of_a_token, 1):
+            config = SSDConfig(backend="inline", num_assistant_tokens=4, memory_budget=budget)
+            stats = assert_equals_plain(target, noisy, prompt(7), config, max_new_tokens=100)
+            num_steps.append(sum(r.num_draft_steps for r in stats.rounds))
+            hit_rates.append(stats.hit_rate)
+        assert hit_rates[0] > hit_rates[1] > hit_rates[2]
+        assert hit_rates[2] < 0.2  # what was drafted just in time and not sent may still be the outcome
+
+    def test_a_threshold_ends_drafts_early_and_keeps_the_token(self, target, noisy) -> None:
+        depths = []
+        for threshold in (0.0, 0.5, 0.9):
+            config = SSDConfig(mode="sd", backend="inline", num_assistant_tokens=8, draft_threshold=threshold)
+            stats = assert_equals_plain(target, noisy, prompt(7), config, max_new_tokens=100)
+            depths.append(sum(r.depth for r in stats.rounds) / stats.num_rounds)
+            # What falls under it is the last token, which is sent.
+            assert min(r.depth for r in stats.rounds[:-2]) >= 1
+        assert depths[0] > depths[1] > depths[2]
+
+
+class TestAssistants:
+    def test_the_better_one_serves_and_is_remembered(self, target, twin, unrelated) -> None:
+        """The twin is always right, so that it needs a fifth of the rounds of the other."""
+        enable_ssd(target, [unrelated, twin], SSDConfig(backend="inline", num_assistant_tokens=4))
+        expected = make_target().generate(prompt(7), max_new_tokens=200, do_sample=False)
+        assert target.generate(prompt(7), max_new_tokens=200, do_sample=False).equal(expected)
+        assert Switch(Plan("ssd", 0), Plan("ssd", 1), "not measured yet", True) in [
+            replace(switch, num_tokens=0, time_ns=0) for switch in target.ssd_stats.switches
+        ]
+        assert [switch.after for switch in target.ssd_stats.switches if not switch.is_trial] == [Plan("ssd", 1)]
+        assert target.generate(prompt(7), max_new_tokens=20, do_sample=False).equal(expected[:, :27])
+        assert target.ssd_stats.switches == ()
+        assert target.ssd_stats.acceptance == 1.0
+
+    def test_one_that_breaks_leaves_the_others(self, target, noisy) -> None:
+        broken = RaisesLater(noisy.config).eval()
+        RaisesLater.num_forwards_left = 40
+        kwargs = {"max_new_tokens": 120, "do_sample": False}
+        plain = target.generate(prompt(7), **kwargs)
+        config = SSDConfig(backend="inline", num_assistant_tokens=4)
+        ids = generate_with_ssd(target, inputs=prompt(7), assistant_model=[broken, noisy], ssd_config=config, **kwargs)
+        assert ids.equal(plain)
+        stats = target.ssd_stats
+        assert "the assistant broke" in stats.degraded
+        (switch,) = [each for each in stats.switches if each.reason == "its assistant is lost"]
+        assert switch.after == Plan("ssd", 1)
+        after = [r for r in stats.rounds[-20:] if r.origin is Origin.CACHE]
+        assert sum(r.num_accepted for r in after) > 0
+
+    def test_one_that_cannot_be_had_is_left_out_once_there_are_tokens(self, target, noisy, monkeypatch) -> None:
+        wrong = make_unrelated()
+
+        def speculator_for(assistant, *args):
+            if assistant is wrong:
+                raise MemoryError("no room for the assistant")
+            return real(assistant, *args)
+
+        real = staff.speculator_for
+        monkeypatch.setattr(staff, "speculator_for", speculator_for)
+        plain = target.generate(prompt(7), max_new_tokens=120, do_sample=False)
+        kwargs = {"max_new_tokens": 120, "do_sample": False, "ssd_config": SSDConfig(backend="inline")}
+        ids = generate_with_ssd(target, inputs=prompt(7), assistant_model=[noisy, wrong], **kwargs)
+        assert ids.equal(plain)
+        assert "no room for the assistant" in target.ssd_stats.degraded
+        assert target.ssd_stats.rounds[-1].mode == "ssd"
+        with pytest.raises(MemoryError, match="no room for the assistant"):
+            generate_with_ssd(target, inputs=prompt(7), assistant_model=[wrong, noisy], **kwargs)
+
+    def test_texts_are_the_same_whichever_serves(self, target, noisy, unrelated) -> None:
+        settings = {"do_sample": True, "max_new_tokens": 60, "inputs": prompt(7)}
+        config = SSDConfig(backend="inline", seed=5)
+        texts = [
+            generate_with_ssd(target, assistant_model=each, ssd_config=config, **settings).tolist()
+            for each in (noisy, unrelated, [noisy, unrelated], [unrelated, noisy])
+        ]
+        assert all(text == texts[0] for text in texts)
+
+    def test_custom_generate_takes_several(self, target, noisy, unrelated) -> None:
+        plain = target.generate(prompt(7), max_new_tokens=30, do_sample=False)
+        generate = make_custom_generate([unrelated, noisy], {"backend": "inline"})
+        assert target.generate(prompt(7), max_new_tokens=30, do_sample=False, custom_generate=generate).equal(plain)
+
+    def test_what_is_refused(self, target, noisy, unrelated) -> None:
+        with pytest.raises(ValueError, match="`assistant_model` must hold at least one model"):
+            enable_ssd(target, [])
+        with pytest.raises(ValueError, match="`assistant_tokenizer` must be a list of 2"):
+            enable_ssd(target, [noisy, unrelated], tokenizer=object(), assistant_tokenizer=object())
+
+
+class TestWhatIsTold:
+    def test_monitor_log_and_trace(self, target, noisy, monkeypatch, caplog) -> None:
+        monkeypatch.setattr(staff, "CallPolicy", RandomPolicy)
+        events = []
+        monitor = Monitor(sinks=[events.append])
+        config = SSDConfig(mode="auto", backend="inline", trace=True)
+        enable_ssd(target, noisy, config, monitor=monitor)
+        logger = standard_logging.getLogger("hf_ssd.runtime.conductor")
+        with caplog.at_level(standard_logging.INFO, logger.name):
+            target.generate(prompt(7), max_new_tokens=60, do_sample=False)
+        stats = target.ssd_stats
+        switches = [event for event in events if event.kind is EventKind.SWITCH]
+        assert len(switches) == stats.num_switches == monitor.num_events[EventKind.SWITCH]
+        assert switches[0].figures == {
+            "before": str(stats.switches[0].before),
+            "after": str(stats.switches[0].after),
+            "num_tokens": stats.switches[0].num_tokens,
+            "is_trial": False,
+        }
+        assert "by chance" in switches[0].reason
+        own = {record.getMessage() for record in caplog.records if record.name == logger.name}
+        assert own == {f"{each.num_tokens} tokens, {each}." for each in stats.switches}
+        spans = [event for event in chrome_trace(stats)["traceEvents"] if event["name"] == "switch"]
+        assert [span["args"]["after"] for span in spans] == [str(switch.after) for switch in stats.switches]
+        assert monitor.num_calls == {"auto": 1}
+
+    def test_figures(self, target, noisy, monkeypatch) -> None:
+        monkeypatch.setattr(staff, "CallPolicy", RandomPolicy)
+        stats = assert_equals_plain(target, noisy, prompt(7), AUTO, max_new_tokens=100)
+        figures = stats.to_dict()
+        assert sum(figures["tokens_by_mode"].values()) == 99
+        assert figures["num_switches"] == len(stats.switches)
+        assert "tokens by mode: " in str(stats)
+        ahead = [r for r in stats.rounds if r.mode == "ssd"]
+        looked_up = [r for r in ahead if r.miss is not None or r.origin is Origin.CACHE]
+        assert stats.hit_rate == sum(r.origin is Origin.CACHE for r in ahead) / len(looked_up)
+
+
+def test_the_assistant_rests_in_plain_rounds_and_the_target_has_its_cores(target, shared_noisy, monkeypatch) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.setattr(staff, "CallPolicy", RandomPolicy)
+    seen = []
+
+    def look(self, *args, **kwargs):
+        result = real(self, *args, **kwargs)
+        seen.append((self._policy.plan.mode, torch.get_num_threads()))
+        return result
+
+    real = staff.PolicyConductor.after_round
+    monkeypatch.setattr(staff.PolicyConductor, "after_round", look)
+    try:
+        assert_equals_plain(target, shared_noisy, prompt(7), PROCESS, max_new_tokens=70)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {("ssd", 1), ("sd", 1), ("ar", 2)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sla_ms_per_token": 0}, "`sla_ms_per_token` must be a positive number of milliseconds, but got 0"),
+        ({"sla_ms_per_token": float("nan")}, "must be a positive number of milliseconds, but got nan"),
+        ({"sla_ms_per_token": float("inf")}, "must be a positive number of milliseconds, but got inf"),
+        ({"token_budget": 0}, "`token_budget` must be at least 1, but got 0"),
+        ({"memory_budget": -1}, "`memory_budget` must be at least 1, but got -1"),
+        ({"draft_threshold": 1.0}, "`draft_threshold` must be at least 0 and below 1, but got 1.0"),
+        ({"draft_threshold": -0.1}, "`draft_threshold` must be at least 0 and below 1, but got -0.1"),
+    ],
+)
+def test_nonsense_is_refused(settings: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SSDConfig(**settings)
+
+
+@pytest.mark.parametrize("name", ["sla_ms_per_token", "token_budget", "memory_budget", "draft_threshold"])
+def test_words_are_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=f"`{name}` must be a (whole )?number, but got 'few'"):
+        SSDConfig(**{name: "few"})
