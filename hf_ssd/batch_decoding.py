@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .compat import CACHE_KEY, output_cache
+from .eagle3 import FeatureWatch
 from .kv_cache import (
     checked_cache,
     compact_rows,
@@ -62,6 +63,7 @@ class BatchDecoder:
         self.rows = list(rows)
         self.model_kwargs = model_kwargs
         self.recorder = recorder
+        self._watch = FeatureWatch(model)
         self._no_grad = no_grad(rows[0].config.return_dict_in_generate, model_kwargs)
         self._hole_reads = 0
         cache = model_kwargs.get(CACHE_KEY)
@@ -97,11 +99,12 @@ class BatchDecoder:
                 stop_recording(cache)
 
     def _prefill(self) -> None:
+        self._features = self._watch.of(max(link.feature_layers for _, link in self._active))
         input_ids = torch.cat([row.input_ids for row, _ in self._active])
         mask = self.model_kwargs.get("attention_mask")
         self._mask = torch.ones_like(input_ids) if mask is None else mask
         with self.recorder.span("prefill", tokens=input_ids.shape[1]):
-            with self._no_grad():
+            with self._features.watch(), self._no_grad():
                 outputs = self.model._prefill(input_ids, self.rows[0].config, self.model_kwargs)
             self._cache = checked_cache(output_cache(outputs), self.model)
             start_recording(self._cache)
@@ -109,7 +112,7 @@ class BatchDecoder:
                 row.decide(outputs.logits[index : index + 1, -1:], Speculation())
                 for index, (row, _) in enumerate(self._active)
             ]
-        self._send(decisions)
+        self._send(decisions, [slice(-row.num_tokens, None) for row, _ in self._active])
         with self.recorder.span("emit"):
             for (row, _), decision in zip(self._active, decisions, strict=True):
                 row.emit(decision)
@@ -118,6 +121,7 @@ class BatchDecoder:
     def _round(self) -> None:
         with self.recorder.span("wait") as wait:
             received = [link.receive() for _, link in self._active]
+        self._features = self._watch.of(max(link.feature_layers for _, link in self._active))
         speculations = [each.cut(row.num_wanted) for each, (row, _) in zip(received, self._active, strict=True)]
         with self.recorder.span("verify", tokens=sum(len(each) + 1 for each in speculations)) as verify:
             logits = self._forward(speculations)
@@ -126,7 +130,7 @@ class BatchDecoder:
                 for index, ((row, _), speculation) in enumerate(zip(self._active, speculations, strict=True))
             ]
         # Before anything else, so that the assistant works while the rest is done here.
-        self._send(decisions, verify.ms)
+        self._send(decisions, [[0, *(index + 1 for index in each.path)] for each in decisions], verify.ms)
         with self.recorder.span("emit"):
             num_kept, stats = [], []
             for index, (row, link) in enumerate(self._active):
@@ -149,9 +153,15 @@ class BatchDecoder:
         if self._conductor is not None and self._active:
             self._conductor.after_round(self._active, decisions, stats)
 
-    def _send(self, decisions: Sequence[Decision], verify_ms: float | None = None) -> None:
-        for (row, link), decision in zip(self._active, decisions, strict=True):
-            link.send(row, decision, verify_ms)
+    def _send(
+        self,
+        decisions: Sequence[Decision],
+        slots: Sequence[Sequence[int] | slice],
+        verify_ms: float | None = None,
+    ) -> None:
+        """Tells the outcomes; `slots` says which of the forward's tokens belong to each row now."""
+        for index, ((row, link), decision) in enumerate(zip(self._active, decisions, strict=True)):
+            link.send(row, decision, verify_ms, self._features.getter(index, slots[index]))
 
     def _forward(self, speculations: Sequence[Speculation]) -> torch.Tensor:
         """Runs the last token of every row and its draft tokens, the rows filled up to the same number of tokens.
@@ -183,7 +193,7 @@ class BatchDecoder:
             **{**others, CACHE_KEY: self._cache},
         )
         inputs.pop("logits_to_keep", None)
-        with self.model._optimize_model_for_decode(), self._no_grad():
+        with self.model._optimize_model_for_decode(), self._features.watch(), self._no_grad():
             outputs = self.model(**inputs, return_dict=True)
         self._cache = checked_cache(output_cache(outputs), self.model)
         logits: torch.Tensor = outputs.logits

@@ -22,6 +22,7 @@ from .compat import CACHE_KEY
 from .config import SSDConfig
 from .decoders import argument
 from .decoding import RowDecoder
+from .eagle3 import feature_layers
 from .encoder_inputs import ENCODER_PROCESSORS, NoSpeech, OneEncoderRow, encoder_inputs, row_of
 from .metrics import SSDStats
 from .noise import derive_seed
@@ -121,9 +122,15 @@ def decode_speculatively(
             if num_rows > 1 and decodes_together(model, model_kwargs):
 
                 def request(row: Row, assistant: int) -> DraftRequest:
-                    translation = call.drafters[assistant].translation if call.drafters else None
+                    drafter = call.drafters[assistant] if call.drafters else None
                     return draft_request(
-                        model, row, call.config, takes_trees=False, num_rows=num_rows, translation=translation
+                        model,
+                        row,
+                        call.config,
+                        takes_trees=False,
+                        num_rows=num_rows,
+                        translation=None if drafter is None else drafter.translation,
+                        feature_layers=feature_layers(model, None if drafter is None else drafter.assistant),
                     )
 
                 links, requests = staff.begin(rows, request)
@@ -168,7 +175,13 @@ def _decode_row(
         drafter = call.drafters[assistant]
         encoder = encoder_inputs(model, drafter.assistant, inputs_tensor, model_kwargs, row.index, row.num_rows)
         return draft_request(
-            model, row, call.config, takes_trees=takes_trees, encoder=encoder, translation=drafter.translation
+            model,
+            row,
+            call.config,
+            takes_trees=takes_trees,
+            encoder=encoder,
+            translation=drafter.translation,
+            feature_layers=feature_layers(model, drafter.assistant),
         )
 
     (link,), (first_request,) = staff.begin([row], request)
@@ -225,6 +238,7 @@ def draft_request(
     num_rows: int = 1,
     encoder: EncoderInputs | None = None,
     translation: Translation | None = None,
+    feature_layers: tuple[int, ...] = (),
 ) -> DraftRequest:
     """What a speculator needs to draft for a row that has not begun.
 
@@ -236,6 +250,7 @@ def draft_request(
         num_rows: Rows that are decoded together with it, itself included.
         encoder: What the assistant reads beside tokens.
         translation: Between the tokenizers, where the assistant has one of its own.
+        feature_layers: Which of the target's states the assistant reads.
     """
     do_sample = bool(row.config.do_sample)
     # The detection of silence changes no scores, and holds the target.
@@ -255,8 +270,10 @@ def draft_request(
         config=config,
         num_rows=num_rows,
         encoder=encoder,
-        placeholders=placeholder_tokens(model.config),
+        # An assistant that reads the target's states has them of placeholders too.
+        placeholders=frozenset() if feature_layers else placeholder_tokens(model.config),
         translation=translation,
+        feature_layers=feature_layers,
     )
 
 

@@ -304,6 +304,7 @@ class Link:
         self._speculator = speculator
         self._recorder = recorder
         self._on_degrade = on_degrade
+        self._feature_layers: tuple[int, ...] = ()
         self._is_fresh = False  # begun where the row is, and told no outcome since
         self.mode: ConcreteMode | None = None  # of the row's rounds, where that changes
 
@@ -312,8 +313,14 @@ class Link:
         """Whether there is a speculator, which has not failed."""
         return self._speculator is not None
 
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Which of the target's states the speculator wants to know with each outcome."""
+        return self._feature_layers if self.is_drafting else ()
+
     def start(self, request: DraftRequest) -> None:
         """Begins the row: the assistant reads the prompt while the target does."""
+        self._feature_layers = request.feature_layers
         self._ask(lambda speculator: speculator.start(request))
 
     def switch(self, mode: ConcreteMode, speculator: Speculator | None, request: DraftRequest | None) -> None:
@@ -326,15 +333,37 @@ class Link:
         """
         self.mode = mode
         self._speculator, self._is_fresh = speculator, speculator is not None
+        self._feature_layers = () if request is None else request.feature_layers
         if request is not None:
             self._ask(lambda speculator: speculator.start(request))
 
-    def send(self, row: Row, decision: Decision, verify_ms: float | None = None) -> None:
-        """Tells the outcome, unless the answer would be for nothing."""
+    def send(
+        self,
+        row: Row,
+        decision: Decision,
+        verify_ms: float | None = None,
+        features: Callable[[], torch.Tensor] | None = None,
+    ) -> None:
+        """Tells the outcome, unless the answer would be for nothing.
+
+        Args:
+            row: The row.
+            decision: Its latest.
+            verify_ms: How long that took, in milliseconds.
+            features: Gives what the speculator reads of the target's layers.
+        """
         self._is_fresh = False
-        if decision.fault is None and not row.ends_with(decision.tokens):
-            outcome = Outcome(decision.node, decision.tokens[-1])
-            self._ask(lambda speculator: speculator.resolve(outcome, verify_ms))
+        if decision.fault is not None or row.ends_with(decision.tokens):
+            return
+
+        def tell(speculator: Speculator) -> None:
+            try:
+                given = None if features is None else features()
+            except LookupError as error:
+                raise SpeculatorError(str(error)) from error
+            speculator.resolve(Outcome(decision.node, decision.tokens[-1], given), verify_ms)
+
+        self._ask(tell)
 
     def receive(self) -> Speculation:
         """The speculation that follows the latest outcome; an empty one where there is no speculator, or no outcome.

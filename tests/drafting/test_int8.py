@@ -12,8 +12,7 @@ from tiny_models import VOCAB_SIZE, make_noisy, make_target, prompt
 from torch import nn
 
 from hf_ssd import SSDConfig
-from hf_ssd.drafting import assistant as assistant_module
-from hf_ssd.drafting import int8, make_assistant
+from hf_ssd.drafting import int8, make_assistant, making
 from hf_ssd.drafting.draft_vocab import DraftVocabulary
 from hf_ssd.drafting.int8 import Int8Linear, is_supported, may_pay, quantize_linears
 from hf_ssd.generation import generate_with_ssd
@@ -156,7 +155,7 @@ class TestAssistant:
     def test_auto_takes_a_large_one_where_its_steps_become_faster(self, step_s: float, pays: bool, monkeypatch) -> None:
         monkeypatch.setattr(int8, "MIN_AUTO_WEIGHTS", 1000)
         monkeypatch.setattr(int8, "MAX_SLOW_DOWN", float("inf"))
-        monkeypatch.setattr(assistant_module, "_step_time", lambda each: step_s if each.is_quantized else 2.0)
+        monkeypatch.setattr(making, "_step_time", lambda each: step_s if each.is_quantized else 2.0)
         assert make_assistant(make_noisy(), "auto").is_quantized is pays
         assert make_assistant(make_noisy(), "int8").is_quantized
         assert not make_assistant(make_noisy(), None).is_quantized
