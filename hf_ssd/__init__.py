@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import theory
     from .config import SSDConfig
+    from .eagle3 import load_head
     from .generation import SSDGenerationMixin, custom_generate_path, disable_ssd, enable_ssd, make_custom_generate
     from .metrics import SSDStats
     from .pairs import embedded_pair, load_pair
@@ -43,6 +44,7 @@ _MODULE_OF = {
     "disable_ssd": "generation",
     "embedded_pair": "pairs",
     "enable_ssd": "generation",
+    "load_head": "eagle3",
     "load_pair": "pairs",
     "make_custom_generate": "generation",
     "measure_overlap": "trace",
@@ -65,6 +67,7 @@ __all__ = [
     "disable_ssd",
     "embedded_pair",
     "enable_ssd",
+    "load_head",
     "load_pair",
     "make_custom_generate",
     "measure_overlap",

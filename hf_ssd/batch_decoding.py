@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .compat import CACHE_KEY, output_cache
+from .eagle3 import TargetFeatures
 from .kv_cache import (
     checked_cache,
     compact_rows,
@@ -79,6 +80,7 @@ class BatchDecoder:
         """
         # Rows that are not done, in the order of the cache.
         self._active = list(zip(self.rows, links, strict=True))
+        self._features = TargetFeatures(self.model, requests[0].feature_layers)
         try:
             for link, request in zip(links, requests, strict=True):
                 link.start(request)
@@ -97,7 +99,7 @@ class BatchDecoder:
         mask = self.model_kwargs.get("attention_mask")
         self._mask = torch.ones_like(input_ids) if mask is None else mask
         with self.recorder.span("prefill", tokens=input_ids.shape[1]):
-            with self._no_grad():
+            with self._features.watch(), self._no_grad():
                 outputs = self.model._prefill(input_ids, self.rows[0].config, self.model_kwargs)
             self._cache = checked_cache(output_cache(outputs), self.model)
             start_recording(self._cache)
@@ -105,7 +107,7 @@ class BatchDecoder:
                 row.decide(outputs.logits[index : index + 1, -1:], Speculation())
                 for index, (row, _) in enumerate(self._active)
             ]
-        self._send(decisions)
+        self._send(decisions, [slice(-row.num_tokens, None) for row, _ in self._active])
         with self.recorder.span("emit"):
             for (row, _), decision in zip(self._active, decisions, strict=True):
                 row.emit(decision)
@@ -122,7 +124,7 @@ class BatchDecoder:
                 for index, ((row, _), speculation) in enumerate(zip(self._active, speculations, strict=True))
             ]
         # Before anything else, so that the assistant works while the rest is done here.
-        self._send(decisions, verify.ms)
+        self._send(decisions, [[0, *(index + 1 for index in each.path)] for each in decisions], verify.ms)
         with self.recorder.span("emit"):
             num_kept = []
             for index, (row, _) in enumerate(self._active):
@@ -141,9 +143,15 @@ class BatchDecoder:
             self._keep(num_kept)
             self._drop_rows_that_are_done()
 
-    def _send(self, decisions: Sequence[Decision], verify_ms: float | None = None) -> None:
-        for (row, link), decision in zip(self._active, decisions, strict=True):
-            link.send(row, decision, verify_ms)
+    def _send(
+        self,
+        decisions: Sequence[Decision],
+        slots: Sequence[Sequence[int] | slice],
+        verify_ms: float | None = None,
+    ) -> None:
+        """Tells the outcomes; `slots` says which of the forward's tokens belong to each row now."""
+        for index, ((row, link), decision) in enumerate(zip(self._active, decisions, strict=True)):
+            link.send(row, decision, verify_ms, self._features.getter(index, slots[index]))
 
     def _forward(self, speculations: Sequence[Speculation]) -> torch.Tensor:
         """Runs the last token of every row and its draft tokens, the rows filled up to the same number of tokens.
@@ -175,7 +183,7 @@ class BatchDecoder:
             **{**others, CACHE_KEY: self._cache},
         )
         inputs.pop("logits_to_keep", None)
-        with self.model._optimize_model_for_decode(), self._no_grad():
+        with self.model._optimize_model_for_decode(), self._features.watch(), self._no_grad():
             outputs = self.model(**inputs, return_dict=True)
         self._cache = checked_cache(output_cache(outputs), self.model)
         logits: torch.Tensor = outputs.logits

@@ -26,6 +26,7 @@ from transformers.generation.configuration_utils import ALL_STATIC_CACHE_IMPLEME
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
 from .compat import CACHE_KEY, CHECKPOINTING_DROPS_CACHE, DUMMY_LAYERS, MEDIA_KEYS
+from .eagle3 import Eagle3Head, check_head
 from .encoder_inputs import check_encoders, shares_encoder
 from .translation import Translation, check_tokenizers, translation_between
 from .vocabulary import UnsupportedError, check_vocab_sizes
@@ -62,12 +63,17 @@ def check_pair(
     check_model("target", target)
     check_model("assistant", assistant)
     check_encoders(target, assistant)
+    if isinstance(assistant, Eagle3Head):
+        check_head(target, assistant)
     sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, assistant)]
     if assistant_tokenizer is None:
         check_vocab_sizes(*sizes)
         return None
     check_tokenizers(tokenizer, assistant_tokenizer)
-    return translation_between(tokenizer, assistant_tokenizer, *sizes)
+    translation = translation_between(tokenizer, assistant_tokenizer, *sizes)
+    if translation is not None and isinstance(assistant, Eagle3Head):
+        _refuse("An EAGLE-3 head must read the target's tokens, but `assistant_tokenizer` has others. Leave it out.")
+    return translation
 
 
 def check_model(role: str, model: PreTrainedModel) -> None:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from .compat import CACHE_KEY, extend_model_kwargs, output_cache
 from .decoders import argument
+from .eagle3 import TargetFeatures
 from .kv_cache import checked_cache, keep_branch, keeps_everything, roll_back, start_recording, stop_recording
 from .protocol import DraftRequest
 from .recorder import Recorder
@@ -64,6 +65,7 @@ class RowDecoder:
             request: What that needs.
         """
         self._link, self._is_drafting = link, link.is_drafting
+        self._features = TargetFeatures(self.model, request.feature_layers)
         try:
             link.start(request)
             self._prefill()
@@ -77,12 +79,12 @@ class RowDecoder:
 
     def _prefill(self) -> None:
         with self.recorder.span("prefill", tokens=self.row.input_ids.shape[1]):
-            with self._no_grad():
+            with self._features.watch(), self._no_grad():
                 outputs = self.model._prefill(self.row.input_ids, self.row.config, self.model_kwargs)
             if self._is_drafting:
                 start_recording(checked_cache(output_cache(outputs), self.model))
             decision = self.row.decide(outputs.logits[:, -1:], Speculation())
-        self._link.send(self.row, decision)
+        self._link.send(self.row, decision, features=self._features.getter(0, slice(-self.row.num_tokens, None)))
         with self.recorder.span("emit"):
             num_emitted = self.row.emit(decision)
             self._keep_outputs(outputs, num_emitted, is_prefill=True)
@@ -97,7 +99,8 @@ class RowDecoder:
             outputs = self._forward(speculation)
             decision = self.row.decide(outputs.logits[:, -len(speculation) - 1 :], speculation)
         # Before anything else, so that the assistant works while the rest is done here.
-        self._link.send(self.row, decision, verify.ms)
+        features = self._features.getter(0, [0, *(index + 1 for index in decision.path)])
+        self._link.send(self.row, decision, verify.ms, features)
         with self.recorder.span("emit"):
             num_emitted = self.row.emit(decision)
             cache = output_cache(outputs)
@@ -134,7 +137,8 @@ class RowDecoder:
         masks = self._masks
         if masks is Masks.TAIL or not speculation.is_chain:
             inputs = tree_inputs(self.model, inputs, speculation, masks)
-        with self.model._optimize_model_for_decode(), self._no_grad(), attention_for(self.model, inputs) as inputs:
+        attention = attention_for(self.model, inputs)
+        with self.model._optimize_model_for_decode(), self._features.watch(), self._no_grad(), attention as inputs:
             return self.model(**inputs, return_dict=True)
 
     def _keep_outputs(self, outputs: Any, num_emitted: int, is_prefill: bool = False) -> None:

@@ -22,6 +22,7 @@ from .compat import CACHE_KEY
 from .config import SSDConfig
 from .decoders import argument
 from .decoding import RowDecoder
+from .eagle3 import feature_layers
 from .encoder_inputs import ENCODER_PROCESSORS, NoSpeech, OneEncoderRow, encoder_inputs, row_of
 from .metrics import SSDStats
 from .noise import derive_seed
@@ -122,7 +123,13 @@ def decode_speculatively(
                 ]
                 requests = [
                     draft_request(
-                        model, row, call.config, takes_trees=False, num_rows=num_rows, translation=call.translation
+                        model,
+                        row,
+                        call.config,
+                        takes_trees=False,
+                        num_rows=num_rows,
+                        translation=call.translation,
+                        feature_layers=feature_layers(model, call.assistant),
                     )
                     for row in rows
                 ]
@@ -162,7 +169,13 @@ def _decode_row(
     takes_trees = call.config.max_tree_tokens > 0 and call.config.mode != "ar" and decoder.takes_trees
     encoder = encoder_inputs(model, call.assistant, inputs_tensor, model_kwargs, row.index, row.num_rows)
     request = draft_request(
-        model, row, call.config, takes_trees=takes_trees, encoder=encoder, translation=call.translation
+        model,
+        row,
+        call.config,
+        takes_trees=takes_trees,
+        encoder=encoder,
+        translation=call.translation,
+        feature_layers=feature_layers(model, call.assistant),
     )
     decoder.run(link, request)
     return decoder
@@ -250,6 +263,7 @@ def draft_request(
     num_rows: int = 1,
     encoder: EncoderInputs | None = None,
     translation: Translation | None = None,
+    feature_layers: tuple[int, ...] = (),
 ) -> DraftRequest:
     """What a speculator needs to draft for a row that has not begun.
 
@@ -261,6 +275,7 @@ def draft_request(
         num_rows: Rows that are decoded together with it, itself included.
         encoder: What the assistant reads beside tokens.
         translation: Between the tokenizers, where the assistant has one of its own.
+        feature_layers: Which of the target's states the assistant reads.
     """
     do_sample = bool(row.config.do_sample)
     # The detection of silence changes no scores, and holds the target.
@@ -280,8 +295,10 @@ def draft_request(
         config=config,
         num_rows=num_rows,
         encoder=encoder,
-        placeholders=placeholder_tokens(model.config),
+        # An assistant that reads the target's states has them of placeholders too.
+        placeholders=frozenset() if feature_layers else placeholder_tokens(model.config),
         translation=translation,
+        feature_layers=feature_layers,
     )
 
 

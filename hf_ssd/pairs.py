@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging
 
 from .config import SSDConfig
+from .eagle3 import Eagle3Config, Eagle3Head, load_head, read_config
 from .embedded import assistant_folder, target_folder
 from .generation import enable_ssd
 from .runtime.placement import (
@@ -86,7 +87,8 @@ def load_pair(
 
     Args:
         target: Name on the hub, or folder, of the model whose output is wanted.
-        assistant: The same of the small model that drafts. Its tokenizer may be another one than the target's.
+        assistant: The same of the small model that drafts, or of an EAGLE-3 head in either of the forms in use. Its
+            tokenizer may be another one than the target's; that of a head is the target's.
         dtype: Type of both models' weights; `"auto"` is what their checkpoints say.
         device_map: Where the target goes, as in `from_pretrained`.
         assistant_device: Where the assistant's worker goes: `"auto"` is what `ssd_config` says, and that is by default
@@ -114,10 +116,15 @@ def load_pair(
     }
 
     target_config = AutoConfig.from_pretrained(target, trust_remote_code=trust_remote_code, **target_source)
-    assistant_config = AutoConfig.from_pretrained(assistant, trust_remote_code=trust_remote_code, **assistant_source)
+    head_config = read_config(assistant, **assistant_source)
+    assistant_config = head_config or AutoConfig.from_pretrained(
+        assistant, trust_remote_code=trust_remote_code, **assistant_source
+    )
     tokenizer = AutoTokenizer.from_pretrained(target, trust_remote_code=trust_remote_code, **target_source)
     sizes = [each.get_text_config(decoder=True).vocab_size for each in (target_config, assistant_config)]
-    assistant_tokenizer = _tokenizer_or_none(assistant, trust_remote_code=trust_remote_code, **assistant_source)
+    assistant_tokenizer = None
+    if head_config is None:
+        assistant_tokenizer = _tokenizer_or_none(assistant, trust_remote_code=trust_remote_code, **assistant_source)
     if assistant_tokenizer is None:
         check_vocab_sizes(*sizes, assistant=assistant)
     elif (translation := translation_between(tokenizer, assistant_tokenizer, *sizes)) is None:
@@ -133,9 +140,13 @@ def load_pair(
     target_model = AutoModelForCausalLM.from_pretrained(
         target, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code, **target_kwargs
     )
-    assistant_model = AutoModelForCausalLM.from_pretrained(
-        assistant, dtype=dtype, trust_remote_code=trust_remote_code, **assistant_source
-    )
+    assistant_model: PreTrainedModel
+    if head_config is not None:
+        assistant_model = load_head(assistant, target_model, dtype=dtype, **assistant_source)
+    else:
+        assistant_model = AutoModelForCausalLM.from_pretrained(
+            assistant, dtype=dtype, trust_remote_code=trust_remote_code, **assistant_source
+        )
     # Only now is it known which devices an automatic map gave the target and what it left free there.
     device = choose_assistant_device(
         assistant_bytes, target_devices(target_model), free_memory(), config.assistant_device, current=CPU
@@ -173,7 +184,11 @@ def module_sizes(config: Any, dtype: torch.dtype | str, *, trust_remote_code: bo
     if dtype == "auto":
         dtype = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
     with init_empty_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        model: PreTrainedModel
+        if isinstance(config, Eagle3Config):
+            model = Eagle3Head._from_config(config, dtype=dtype)
+        else:
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     model.tie_weights()
     return dict(compute_module_sizes(model))
 

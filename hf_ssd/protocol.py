@@ -71,6 +71,8 @@ class DraftRequest:
         placeholders: Token ids that stand for parts of images, videos and sounds. The assistant does not read them.
         translation: Between the two tokenizers, where the assistant has one of its own. All token ids that are
             exchanged are the target's.
+        feature_layers: Which of the target's states each outcome brings, 1 being what its first layer gives; empty for
+            an assistant that reads tokens only.
     """
 
     prompt_ids: tuple[int, ...]
@@ -86,6 +88,7 @@ class DraftRequest:
     encoder: EncoderInputs | None = None
     placeholders: frozenset[int] = frozenset()
     translation: Translation | None = None
+    feature_layers: tuple[int, ...] = ()
 
     @property
     def read_ids(self) -> list[int]:

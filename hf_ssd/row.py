@@ -314,11 +314,32 @@ class Link:
         """Begins the row: the assistant reads the prompt while the target does."""
         self._ask(lambda speculator: speculator.start(request))
 
-    def send(self, row: Row, decision: Decision, verify_ms: float | None = None) -> None:
-        """Tells the outcome, unless the answer would be for nothing."""
-        if decision.fault is None and not row.ends_with(decision.tokens):
-            outcome = Outcome(decision.node, decision.tokens[-1])
-            self._ask(lambda speculator: speculator.resolve(outcome, verify_ms))
+    def send(
+        self,
+        row: Row,
+        decision: Decision,
+        verify_ms: float | None = None,
+        features: Callable[[], torch.Tensor] | None = None,
+    ) -> None:
+        """Tells the outcome, unless the answer would be for nothing.
+
+        Args:
+            row: The row.
+            decision: Its latest.
+            verify_ms: How long that took, in milliseconds.
+            features: Gives what the speculator reads of the target's layers.
+        """
+        if decision.fault is not None or row.ends_with(decision.tokens):
+            return
+
+        def tell(speculator: Speculator) -> None:
+            try:
+                given = None if features is None else features()
+            except LookupError as error:
+                raise SpeculatorError(str(error)) from error
+            speculator.resolve(Outcome(decision.node, decision.tokens[-1], given), verify_ms)
+
+        self._ask(tell)
 
     def receive(self) -> Speculation:
         """The speculation that follows the latest outcome; an empty one where there is no speculator."""

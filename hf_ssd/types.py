@@ -5,7 +5,7 @@ Everything here is frozen and picklable, so that it means the same in one proces
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import torch
@@ -35,10 +35,15 @@ class Outcome:
 
     `node` is the place of the last one kept: 0 for none, i for the i-th draft token of the speculation, counted from 1,
     with those that it follows. For a chain that is the number of tokens kept.
+
+    `features` are the target's states of the tokens that its forward read and that belong to the row now: of the last
+    token before the draft tokens (of all of the prompt, after a prefill) and of the draft tokens kept; of shape
+    `(num_tokens, feature_size)`. Only a speculator whose request names layers gets them.
     """
 
     node: int
     bonus_token: int
+    features: torch.Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

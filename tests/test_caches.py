@@ -239,8 +239,8 @@ class TestTurns:
                     pass
                 answer = engine.resolve(Outcome(0, row[3]))
         assert answer.tokens
-        assert used._num_cached == new._num_cached
-        for ours, theirs in zip(used._cache.layers, new._cache.layers, strict=True):
+        assert used._trunk.num_cached == new._trunk.num_cached
+        for ours, theirs in zip(used._trunk.cache.layers, new._trunk.cache.layers, strict=True):
             torch.testing.assert_close(ours.keys[..., : len(second), :], theirs.keys[..., : len(second), :])
         engine = used
         while engine.deepen():
@@ -251,10 +251,10 @@ class TestTurns:
         engine = DraftEngine(AssistantModel(make_noisy(max_position_embeddings=20_000)), overlaps=False)
         start = prompt(20)[0].tolist()
         engine.start(request(INLINE, prompt_ids=tuple(start * 500)))
-        assert engine._cache.capacity > 10_000
+        assert engine._trunk.cache.capacity > 10_000
         assert engine.num_known(start) == 20
         engine.start(request(INLINE, prompt_ids=tuple(start)))
-        assert engine._cache.capacity < 1000
+        assert engine._trunk.cache.capacity < 1000
 
 
 class TestEmbeddings:

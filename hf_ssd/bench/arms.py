@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from types import TracebackType
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from ..config import SSDConfig
+from ..eagle3 import Eagle3Head
 from ..generation import disable_ssd, enable_ssd
 from ..metrics import SSDStats
 from .settings import ALL_CORES, AR, HF_ASSISTED, HF_INT8, PROMPT_LOOKUP, SD, SSD
@@ -164,6 +165,24 @@ def build_arms(
     return tuple(arms)
 
 
+def choose_arms(asked: Sequence[str], known: Sequence[str], assistant: PreTrainedModel) -> list[str]:
+    """The arms to run, in the order of `known`: those asked for that the assistant can take part in.
+
+    Raises:
+        ValueError: If some were asked for by name, rather than all, in which it cannot.
+    """
+    names = [name for name in known if name in asked]
+    if not isinstance(assistant, Eagle3Head):
+        return names
+    drafting = [name for name in names if PEER_METHODS.get(name.removesuffix(ALL_CORES)) in _WITH_ASSISTANT]
+    if drafting and len(names) < len(known):
+        raise ValueError(f"`arms` must not hold {drafting} for an EAGLE-3 head, which transformers cannot draft with.")
+    return [name for name in names if name not in drafting]
+
+
+_WITH_ASSISTANT = (Method.ASSISTED, Method.ASSISTED_INT8)
+
+
 class Runner:
     """Runs calls of any arm on one pair of models. A context manager: outside it, SSD is off.
 
@@ -223,7 +242,9 @@ class Runner:
             Method.ASSISTED_INT8: {"assistant_model": assistant, **self.tokenizers},
             Method.PROMPT_LOOKUP: {"prompt_lookup_num_tokens": arm.num_assistant_tokens},
         }
-        with torch_threads(arm.target_threads), draft_length(assistant, arm.num_assistant_tokens):
+        takes_assistant = arm.method in _WITH_ASSISTANT
+        lengths = draft_length(assistant, arm.num_assistant_tokens) if takes_assistant else nullcontext()
+        with torch_threads(arm.target_threads), lengths:
             return _timed(self.plain_target, probe, {**kwargs, **drafting.get(arm.method, {})})
 
     def top_two_gap(self, token_ids: Sequence[int], threads: int) -> float:

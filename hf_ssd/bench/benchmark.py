@@ -18,11 +18,12 @@ from transformers import PreTrainedModel
 from ..config import SSDConfig
 from ..drafting import AssistantModel, make_assistant
 from ..drafting.int8 import copy_modules, may_pay, quantize_linears
+from ..eagle3 import Eagle3Head
 from ..metrics import SSDStats
 from ..pairs import Pair
 from ..runtime import placement
 from ..trace import measure_overlap
-from .arms import PEER_METHODS, Arm, Inputs, Method, Runner, build_arms
+from .arms import PEER_METHODS, Arm, Inputs, Method, Runner, build_arms, choose_arms
 from .batches import BatchFigures, batch_arms, measure_batches, num_batch_steps
 from .bench_settings import BenchSettings
 from .compare import generation_kwargs, load, measure_differences, trace
@@ -66,6 +67,11 @@ class Benchmark:
             raise ValueError(
                 "`replay` must be False for an assistant with another tokenizer, but got True: outcomes are replayed "
                 "in the target's tokens, one by one. Pass `--no-replay`."
+            )
+        if settings.replay and isinstance(self._pair.assistant, Eagle3Head):
+            raise ValueError(
+                "`replay` must be False for an EAGLE-3 head, but got True: outcomes are replayed without the target's "
+                "states. Pass `--no-replay`."
             )
         self._inputs = [encode(self._pair.tokenizer, prompt) for prompt in settings.prompts]
         check_lengths(self._pair, self._inputs, settings.max_new_tokens)
@@ -111,8 +117,8 @@ class Benchmark:
         self._threads, assistant_threads = placement.split_threads(
             config.target_threads, config.assistant_threads, cores
         )
-        names = [name for name in settings.KNOWN_ARMS if name in settings.arms]
-        is_default = len(names) == len(settings.KNOWN_ARMS)
+        names = choose_arms(settings.arms, settings.KNOWN_ARMS, self._pair.assistant)
+        is_default = len(settings.arms) == len(settings.KNOWN_ARMS)
         if is_default and not runs_int8(config.assistant_quantization, self._pair.assistant):
             names = [name for name in names if PEER_METHODS.get(name.removesuffix(ALL_CORES)) != Method.ASSISTED_INT8]
         return build_arms(

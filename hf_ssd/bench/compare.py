@@ -19,7 +19,7 @@ from ..generation import disable_ssd
 from ..metrics import SSDStats
 from ..runtime import placement
 from ..trace import Overlap, measure_overlap, write_chrome_trace
-from .arms import Arm, Call, Inputs, Runner, build_arms
+from .arms import Arm, Call, Inputs, Runner, build_arms, choose_arms
 from .encoding import encode
 from .environment import environment
 from .results import (
@@ -73,7 +73,7 @@ def compare(settings: CompareSettings, progress: Progress | None = None) -> Comp
     pair, pair_names = load(settings)
     config, cores = settings.ssd_config, placement.available_cores()
     target_threads, assistant_threads = placement.split_threads(config.target_threads, config.assistant_threads, cores)
-    names = [name for name in ARM_NAMES if name in settings.arms]
+    names = choose_arms(settings.arms, ARM_NAMES, pair.assistant)
     arms = build_arms(names, config, target_threads, assistant_threads, cores)
     inputs = [encode(pair.tokenizer, prompt) for prompt in settings.prompts]
     with Runner(pair.target, pair.assistant, generation_kwargs(pair, settings.sampling)) as runner:

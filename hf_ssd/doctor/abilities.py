@@ -10,8 +10,8 @@ from ..batch_decoding import decodes_together
 from ..compat import CACHE_KEY
 from ..config import SSDConfig
 from ..drafting import make_assistant
-from ..drafting.assistant import AssistantModel
 from ..drafting.draft_vocab import resolve_size
+from ..drafting.eagle3 import Eagle3Assistant
 from ..runtime.pool import drafts_in_thread
 from ..target_trees import Masks, masks_of
 from .findings import Findings, Status
@@ -32,7 +32,7 @@ def examine_target_abilities(target: PreTrainedModel, findings: Findings) -> Non
 def examine_assistant_abilities(assistant: PreTrainedModel, findings: Findings) -> None:
     """Adds whether the assistant drafts ahead, packs rows, is run in 8 bits, and drafts from a part of its tokens."""
     with torch.inference_mode():
-        own = AssistantModel(assistant)
+        own = make_assistant(assistant, None)
         packs_rows = own.takes_trees and own.packs_rows
         is_quantized = make_assistant(assistant, "auto").is_quantized
     if own.takes_trees:
@@ -45,6 +45,8 @@ def examine_assistant_abilities(assistant: PreTrainedModel, findings: Findings) 
     eight_bits = "a draft step is faster in them" if is_quantized else "not used: they would not make steps faster here"
     findings.add("abilities", "8 bits", eight_bits)
     size = None if own.head is None else resolve_size("auto", own.vocab_size)
+    if isinstance(own, Eagle3Assistant):
+        size = len(own.drafted_tokens)
     of_all = f"continuations come from {size} of the {own.vocab_size} tokens" if size else "all tokens"
     findings.add("abilities", "draft vocabulary", of_all)
     if drafts_in_thread(assistant, SSDConfig()):

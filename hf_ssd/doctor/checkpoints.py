@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicCache
 
 from ..call_arguments import call_config
 from ..checks import check_call, check_model, check_pair
+from ..eagle3 import Eagle3Config, Eagle3Head, read_config
 from ..encoder_inputs import check_encoders
 from ..pairs import check_memory, module_sizes
 from ..runtime.placement import format_bytes, free_memory
@@ -79,9 +80,11 @@ def examine_checkpoint(role: str, name: str, dtype: str, findings: Findings) -> 
     """
     with findings.refusals("checks", role) as found:
         _check_folder(name)
-        config = AutoConfig.from_pretrained(name)
+        head_config = read_config(name) if role == "assistant" else None
+        config = head_config or AutoConfig.from_pretrained(name)
         sizes = module_sizes(config, getattr(torch, dtype)) if _is_causal(config) else {}
-        checkpoint = Checkpoint(name, _empty_model(config, name), _tokenizer_of(name), sizes.get("", 0))
+        tokenizer = _tokenizer_of(name) if head_config is None else None
+        checkpoint = Checkpoint(name, _empty_model(config, name), tokenizer, sizes.get("", 0))
         check_model(role, checkpoint.model)
         found(f"{type(checkpoint.model).__name__}, {checkpoint.num_parameters / 1e6:,.1f} M parameters")
         return checkpoint
@@ -120,7 +123,9 @@ def examine_pair(target: Checkpoint, assistant: Checkpoint, findings: Findings) 
         translation = check_pair(target.model, assistant.model, *(tokenizers if None not in tokenizers else ()))
         sizes = [each.text_config.vocab_size for each in (target, assistant)]
         found(f"{sizes[0]} tokens" if sizes[0] == sizes[1] else f"{sizes[0]} and {sizes[1]} tokens")
-    if None in tokenizers:
+    if isinstance(assistant.model, Eagle3Head):
+        findings.add("checks", "tokenizer", "an EAGLE-3 head reads the target's tokens and states")
+    elif None in tokenizers:
         lacking = "target" if target.tokenizer is None else "assistant"
         findings.add("checks", "tokenizer", f"the {lacking} has none to compare; sizes must do", Status.NOTE)
     elif translation is not None:
@@ -165,14 +170,16 @@ def _check_folder(name: str) -> None:
 
 
 def _is_causal(config: Any) -> bool:
-    known = AutoModelForCausalLM._model_mapping.keys()
+    known = {*AutoModelForCausalLM._model_mapping.keys(), Eagle3Config}
     return type(config) in known and not getattr(config, "is_encoder_decoder", False)
 
 
 def _empty_model(config: Any, name: str) -> PreTrainedModel:
     """The model of a configuration on the "meta" device, of the class that `from_pretrained` would load."""
     with init_empty_weights():
-        if _is_causal(config):
+        if isinstance(config, Eagle3Config):
+            model: PreTrainedModel = Eagle3Head._from_config(config)
+        elif _is_causal(config):
             model = AutoModelForCausalLM.from_config(config)
         else:
             # Not one that we load; but what it is can be told by name.

@@ -1,8 +1,9 @@
 """Drafting: the assistant's side of speculative speculative decoding."""
 
-from .assistant import AssistantModel, make_assistant
+from .assistant import AssistantModel
 from .engine import DraftEngine
-from .graphs import GraphedAssistant, make_fast_assistant
+from .graphs import GraphedAssistant
+from .making import make_assistant, make_fast_assistant
 from .together import Work, work_together
 
 __all__ = [

@@ -20,16 +20,7 @@ from ..protocol import EncoderInputs
 from ..wrappers import input_device
 from . import packed
 from .encoder_reader import EncoderReader
-from .int8 import (
-    MIN_SPEED_UP,
-    TRIAL_TOKENS,
-    Int8Linear,
-    best_time,
-    copy_modules,
-    is_plain,
-    may_pay,
-    quantize_linears,
-)
+from .int8 import Int8Linear, is_plain, quantize_linears
 from .packed import PackedCache, Segment
 from .tree_cache import CrossCache, SlabCache
 from .tree_mask import TreeMask
@@ -38,34 +29,6 @@ logger = logging.get_logger(__name__)
 
 MASKED_ATTENTION = ("eager", "sdpa")  # those of transformers' that obey any mask
 MAX_CHAIN_TOKENS = 64  # beyond, scores of all tokens at once take more memory than they save time
-
-
-def make_assistant(model: PreTrainedModel, quantization: str | None) -> AssistantModel:
-    """The assistant of a model, which itself is left as it is: weights in 8 bits are a copy.
-
-    Args:
-        model: A transformers model in evaluation mode.
-        quantization: `"int8"`, `"auto"` for that where it pays, or `None`.
-
-    Raises:
-        ValueError: If 8 bits are asked for and this build of torch has no kernels for it.
-    """
-    assistant = AssistantModel(model)
-    if quantization != "int8" and not (quantization == "auto" and may_pay(model)):
-        return assistant
-    quantized = AssistantModel(copy_modules(model))
-    quantized.quantize()
-    if quantization == "auto":
-        step_s, quantized_step_s = _step_time(assistant), _step_time(quantized)
-        logger.info(f"A draft step takes {step_s * 1e3:.1f} ms, in 8 bits {quantized_step_s * 1e3:.1f} ms.")
-        if quantized_step_s * MIN_SPEED_UP > step_s:
-            return assistant
-    return quantized
-
-
-def _step_time(assistant: AssistantModel) -> float:
-    tokens = [token % assistant.vocab_size for token in range(TRIAL_TOKENS)]
-    return best_time(lambda: assistant.forward(tokens, assistant.new_cache()))
 
 
 @dataclass(frozen=True)
@@ -77,6 +40,7 @@ class Forward:
     positions: Sequence[int] | None = None
     mask: torch.Tensor | dict[str, torch.Tensor] | None = None
     num_hidden: int | None = None
+    states: torch.Tensor | None = None
 
 
 class AssistantModel:
@@ -138,6 +102,7 @@ class AssistantModel:
         positions: Sequence[int] | None = None,
         mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
         num_hidden: int | None = None,
+        states: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Runs `tokens` and appends their keys and values to `cache`.
 
@@ -147,6 +112,8 @@ class AssistantModel:
             positions: Position of each token; by default those that follow the cache.
             mask: Additive attention mask as [`TreeMask`] makes it.
             num_hidden: How many of the last tokens to return hidden states for; all by default.
+            states: What an assistant that reads more than tokens takes beside each of them, of shape
+                `(num_tokens, hidden_size)`.
 
         Returns:
             Hidden states of shape `(num_hidden, hidden_size)`, to be given to `logits`.
@@ -163,6 +130,8 @@ class AssistantModel:
             kwargs["position_ids"] = torch.tensor([[*positions]], dtype=torch.long, device=self.device)
         if mask is not None:
             kwargs["attention_mask"] = mask
+        if states is not None:
+            kwargs["states"] = states[None]
         with self._attention(mask, num_cached + len(tokens)):
             return self._run(kwargs, cache)[-num_hidden:]
 
@@ -174,7 +143,8 @@ class AssistantModel:
         """
         if len(forwards) == 1 or not self.packs_rows or any(not each.cache.get_seq_length() for each in forwards):
             return [
-                self.forward(each.tokens, each.cache, each.positions, each.mask, each.num_hidden) for each in forwards
+                self.forward(each.tokens, each.cache, each.positions, each.mask, each.num_hidden, each.states)
+                for each in forwards
             ]
         segments: list[Segment] = []
         tokens: list[int] = []
@@ -191,6 +161,9 @@ class AssistantModel:
         kwargs["position_ids"] = torch.tensor([positions], dtype=torch.long, device=self.device)
         # Only there so that the model makes none itself.
         kwargs["attention_mask"] = torch.zeros((1, 1, len(tokens), 1), dtype=self.dtype, device=self.device)
+        given = [each.states for each in forwards if each.states is not None]
+        if given:
+            kwargs["states"] = torch.cat(given)[None]
         with tree_attention.use(self.config, packed.NAME):
             states = self._run(kwargs)
         parts = states.split([segment.num_tokens for segment in segments])

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers.utils import cached_file, logging
 
+from .eagle3 import Eagle3Assistant
 from .int8 import Int8Linear
 
 logger = logging.get_logger(__name__)
@@ -94,3 +95,21 @@ class DraftVocabulary:
         if self._head.bias is not None:
             rows.bias = nn.Parameter(self._head.bias[tokens], requires_grad=False)
         return rows
+
+
+class OwnVocabulary(DraftVocabulary):
+    """The draft vocabulary that an EAGLE-3 head was trained on. It is always all of it.
+
+    Args:
+        assistant: The head.
+    """
+
+    def __init__(self, assistant: Eagle3Assistant) -> None:
+        self._assistant = assistant
+        self.tokens = torch.arange(len(assistant.drafted_tokens), device=assistant.device)
+
+    def activate(self, tokens: torch.Tensor) -> None:
+        pass
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._assistant.logits(hidden)

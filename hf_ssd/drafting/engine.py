@@ -12,7 +12,6 @@ from itertools import takewhile
 import torch
 from transformers.utils import logging
 
-from ..kv_cache import keep_branch
 from ..planning import (
     AcceptanceEstimate,
     Backup,
@@ -26,16 +25,17 @@ from ..planning import (
 )
 from ..protocol import DraftRequest
 from ..types import Miss, Origin, Outcome, Span, Speculation
-from .assistant import AssistantModel, Forward
+from .assistant import AssistantModel
 from .backup import Copy, RowBackup, borrow
 from .draft_tree import Node, become_bonus, likeliest_first, make_root
 from .draft_vocab import DraftVocabulary
+from .feature_trunk import make_trunk
 from .ngram import MAX_LENGTH, NGramIndex, match_strength
 from .outcomes import OutcomeRanker
 from .pace import SLOPE, Pace
 from .proposer import Proposer, make_vocabulary, point_mass
-from .reading import Reading, make_reading
 from .together import Work, work_together
+from .trunk import num_common
 
 logger = logging.get_logger(__name__)
 
@@ -46,7 +46,6 @@ MIN_UNMEASURED_CHANCE = 0.1  # of what is verified, before it is known what that
 MAX_STEP_TOKENS = 48
 MAX_PREPARED_TOKENS = 1024  # that no plan asks for: beyond, a slow reader of the text would fill the memory
 MAX_COPIED_TOKENS = 8
-MAX_ROOM, MIN_ROOM = 4, 8192  # entries per token of a row, and at least, in a cache that is used again
 MIN_COPIED_CHANCE = 0.02
 FIRST_LENGTH = 4  # draft tokens just in time, before anything has been measured
 
@@ -102,14 +101,12 @@ class DraftEngine:
     def forget(self) -> None:
         """Drops what was computed from the weights, or copied: they have changed."""
         self._tokens: list[int] = []
-        self._reading = Reading(self._tokens)
-        self._num_cached = 0  # tokens of the reading in the trunk
-        self._cache = self.assistant.new_cache()
+        self._trunk = make_trunk(self.assistant)
         self._vocabularies.clear()
 
     def num_known(self, tokens: Sequence[int]) -> int:
         """With how many of a row's first tokens the row before began."""
-        return _num_common(self._tokens, tokens)
+        return num_common(self._tokens, tokens)
 
     @torch.inference_mode()
     def start(self, request: DraftRequest) -> None:
@@ -131,7 +128,8 @@ class DraftEngine:
         is_saguaro = request.do_sample and config.saguaro_coefficient < 1.0
         self._fan_out = self._ranker.expected_fan_out() if is_saguaro else None
         self._max_tree_tokens = config.max_tree_tokens if request.takes_trees and not request.draws else 0
-        self._begin(request)
+        self._tokens = request.read_ids
+        self._trunk.begin(request)
         self._ngrams = NGramIndex(self._tokens)
         policy = self._backup_policies.setdefault(
             (bool(self._max_tree_tokens), request.do_sample, config.rule, request.num_rows), BackupPolicy()
@@ -146,23 +144,9 @@ class DraftEngine:
         self._frontier: list[Node] = []
         self._proposer.activate(self._tokens)
         if self._has_room(1):
-            with self._span("prefill", tokens=len(self._reading.tokens) - self._num_cached):
+            with self._span("prefill", tokens=len(self._trunk.pending)):
                 work_together(self.assistant, [self._read_row()])
         self._pace.started()
-
-    def _begin(self, request: DraftRequest) -> None:
-        """Makes the trunk the first of what the assistant reads of the prompt, as far as the cache knows that."""
-        before, self._tokens = self._reading, request.read_ids
-        self._reading = make_reading(self._tokens, request.translation)
-        read = self._reading.tokens
-        # Never all of them: the last is to be run.
-        self._num_cached = min(self._num_cached, _num_common(before.tokens, read), max(len(read) - 1, 0))
-        room = max(MAX_ROOM * len(read), MIN_ROOM)
-        is_of_use = request.encoder is None and self._cache.capacity <= room and self.assistant.runs_on(self._cache)
-        if not self._num_cached or not is_of_use:
-            self._num_cached = 0
-            self._cache = self.assistant.new_cache(request.encoder)
-        keep_branch(self._cache, self._num_cached, [])
 
     def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> Speculation:
         """Answers an outcome: from the speculation cache, or by the backup."""
@@ -175,6 +159,7 @@ class DraftEngine:
         self._pace.resolved(len(path) + 1, verify_ms)
         self._observe(last, outcome.bonus_token)
         child = last.child(outcome.bonus_token)
+        self._trunk.learn(outcome.features)
         self._tokens += [*(node.token for node in path), outcome.bonus_token]
         new_tokens = self._tokens[-len(path) - 1 :]
         self._ngrams.extend(new_tokens)
@@ -214,7 +199,7 @@ class DraftEngine:
         """`deepen`, for engines that work together."""
         if self.config.mode != "ssd" or not self.assistant.takes_trees or not self._has_room(2):
             return False
-        if not self._root.is_run:
+        if not self._root.is_run or self._trunk.is_provisional:
             yield from self._catch_up()
             return True
         if (yield from self._rank_outcomes()):
@@ -297,20 +282,27 @@ class DraftEngine:
         self._frontier = [node for node in self._frontier if not node.is_run and self._may_run(node)]
         self._frontier.sort(key=lambda node: -node.chance)
         # Copied tokens follow each other without having been run: parents first, which their chances see to.
-        planned = [node for node in self._frontier if _is_called_for(node)]
+        ready = self._ready(self._frontier)
+        planned = [node for node in ready if _is_called_for(node)]
         if not self.overlaps:
-            return self._frontier[:MAX_STEP_TOKENS]
-        if not planned and self._cache.get_seq_length() - self._num_cached >= MAX_PREPARED_TOKENS:
+            return ready[:MAX_STEP_TOKENS]
+        if not planned and self._trunk.num_branch_slots >= MAX_PREPARED_TOKENS:
             return []
         rates = self._rates()
         is_first = not any(node.is_run and not node.is_sent and not node.is_draft for node in self._root.descendants())
         if planned or is_first or rates is None:
             # The first step always pays: it makes misses into hits.
-            width = step_width([node.chance for node in self._frontier], self._pace.step.line or (1.0, SLOPE))
-            chosen = [*planned, *(node for node in self._frontier[:width] if not _is_called_for(node))]
+            width = step_width([node.chance for node in ready], self._pace.step.line or (1.0, SLOPE))
+            chosen = [*planned, *(node for node in ready[:width] if not _is_called_for(node))]
             return chosen[:MAX_STEP_TOKENS]
-        chances = [node.chance for node in self._frontier[:MAX_STEP_TOKENS]]
-        return self._frontier[: best_step(chances, rates, self._pace.time_left_ms())]
+        chances = [node.chance for node in ready[:MAX_STEP_TOKENS]]
+        return ready[: best_step(chances, rates, self._pace.time_left_ms())]
+
+    def _ready(self, nodes: list[Node]) -> list[Node]:
+        """Those that can be run in the next forward, among others that are."""
+        if not self._trunk.needs_parents:
+            return nodes
+        return [node for node in nodes if node.parent is not None and node.parent.is_run]
 
     def _may_run(self, node: Node) -> bool:
         """Whether running `node` may lead to draft tokens that can still be used."""
@@ -319,19 +311,13 @@ class DraftEngine:
 
     def _can_run(self, node: Node) -> bool:
         limit = self.assistant.max_length
-        has_position = limit is None or node.position + self._shift < limit
+        has_position = limit is None or node.position + self._trunk.shift < limit
         return (
             has_position
-            and self._is_readable(node)
+            and self._trunk.is_readable(node)
             and self._is_wanted_after(node)
             and (node.is_sent or self._may_be_longer(node))
         )
-
-    def _is_readable(self, node: Node) -> bool:
-        """Whether the assistant has the token of `node`, and of those before it that have not been run."""
-        if node.parent is None or node.is_run:
-            return True
-        return self._reading.token(node.token) is not None and self._is_readable(node.parent)
 
     def _is_wanted_after(self, node: Node) -> bool:
         """Whether a draft token after `node` could be emitted."""
@@ -343,19 +329,7 @@ class DraftEngine:
 
     def _run(self, nodes: Sequence[Node]) -> Work[None]:
         """Runs nodes whose ancestors have been run, and adds what may follow them."""
-        first_slot = self._cache.get_seq_length()
-        num_trunk = self._num_cached
-        visible = []
-        for i, node in enumerate(nodes):
-            node.slot = first_slot + i
-            visible.append((num_trunk, [each.slot for each in node.path() if each.slot is not None]))
-        positions = [node.position + self._shift for node in nodes]
-        mask = None
-        if len(nodes) > 1 or len(visible[0][1]) != first_slot + 1 - num_trunk:
-            mask = self.assistant.mask.build(
-                num_trunk=num_trunk, num_slots=first_slot + len(nodes), visible=visible, positions=positions
-            )
-        hidden = yield Forward(self._read(nodes), self._cache, positions, mask)
+        hidden = yield from self._trunk.run(nodes)
         for node, state in zip(nodes, hidden, strict=True):
             node.hidden = state
         # What follows the speculation's own tokens are outcomes, and ranked as such.
@@ -484,14 +458,12 @@ class DraftEngine:
 
     def _catch_up(self) -> Work[None]:
         """Runs what the row got without the assistant, and after it the speculation if that is a chain."""
-        sent = [] if self._max_tree_tokens else list(takewhile(self._can_run, self._sent))
-        pending = self._reading.tokens[self._num_cached :]
-        with self._span("catch up", tokens=len(pending) + len(sent)):
-            hidden = yield Forward([*pending, *self._read(sent)], self._cache, num_hidden=1 + len(sent))
-        self._num_cached += len(pending)
-        for i, (node, state) in enumerate(zip((self._root, *sent), hidden, strict=True)):
+        is_apart = bool(self._max_tree_tokens) or self._trunk.needs_parents
+        sent = [] if is_apart else list(takewhile(self._can_run, self._sent))
+        with self._span("extend" if self._root.is_run else "catch up", tokens=len(self._trunk.pending) + len(sent)):
+            hidden = yield from self._trunk.read(sent)
+        for node, state in zip((self._root, *sent), hidden, strict=True):
             node.hidden = state
-            node.slot = self._num_cached + i - 1 if i else None
         self._num_steps += 1
 
     def _draft_just_in_time(self) -> Work[None]:
@@ -505,12 +477,12 @@ class DraftEngine:
             yield from self._read_row()
             if self._is_wanted_after(self._root):
                 self._add_drafts([self._root])
-            first_slot = self._cache.get_seq_length()
+            num_before = self._trunk.num_branch_slots
             while True:
                 nodes = self._next_just_in_time()
                 if self._max_tree_tokens:
                     # More than can be sent would be waited for in vain.
-                    nodes = nodes[: max(self._max_tree_tokens - (self._cache.get_seq_length() - first_slot), 0)]
+                    nodes = nodes[: max(self._max_tree_tokens - (self._trunk.num_branch_slots - num_before), 0)]
                 self._pace.step.update(num_run, (time.monotonic() - started) * 1e3)
                 if not nodes:
                     return
@@ -518,7 +490,7 @@ class DraftEngine:
                 yield from self._run(nodes)
 
     def _next_just_in_time(self) -> list[Node]:
-        pending = [node for node in self._frontier if not node.is_run and self._can_run(node)]
+        pending = self._ready([node for node in self._frontier if not node.is_run and self._can_run(node)])
         rates = self._rates()
         is_fixed = self.config.num_assistant_tokens != "auto"
         if is_fixed or rates is None or not self.assistant.takes_trees:
@@ -532,9 +504,7 @@ class DraftEngine:
 
     def _read_row(self) -> Work[None]:
         """Runs the tokens of the row that the cache lacks, up to the root."""
-        pending = self._reading.tokens[self._num_cached :]
-        self._root.hidden = (yield Forward(pending, self._cache, num_hidden=1))[0]
-        self._num_cached += len(pending)
+        self._root.hidden = (yield from self._trunk.read())[0]
         self._num_steps += 1
 
     # What is sent
@@ -577,18 +547,8 @@ class DraftEngine:
                 the new root, and nothing is known after it.
             new_tokens: What the row got.
         """
-        run = [node for node in path if node.slot is not None]
-        kept = [] if root is None else sorted((n for n in root.descendants() if n.slot is not None), key=_slot)
-        num_known = self._reading.extend(new_tokens, len(run))
-        if root is None:
-            # Some of the row's end may be read anew now; its last token always is, for what follows it.
-            num_known = max(min(num_known, len(self._reading.tokens) - 1), 0)
-            run = run[: max(num_known - self._num_cached, 0)]
-            self._num_cached = min(self._num_cached, num_known)
-        keep_branch(self._cache, self._num_cached, [_slot(node) for node in (*run, *kept)])
-        self._num_cached += len(run)
-        for i, node in enumerate(kept):
-            node.slot = self._num_cached + i
+        kept = None if root is None else [node for node in root.descendants() if node.slot is not None]
+        self._trunk.append(new_tokens, path, kept)
         if root is None:
             root = Node(self._tokens[-1], None, len(self._tokens) - 1)
         make_root(root)
@@ -619,15 +579,6 @@ class DraftEngine:
 
     # Bookkeeping
 
-    @property
-    def _shift(self) -> int:
-        """How many tokens longer the row is for the assistant."""
-        return len(self._reading.tokens) - len(self._tokens)
-
-    def _read(self, nodes: Sequence[Node]) -> list[int]:
-        """The assistant's tokens of nodes that are readable."""
-        return [token for node in nodes if (token := self._reading.token(node.token)) is not None]
-
     def _rates(self) -> Rates | None:
         return self._pace.rates(self._acceptance(1)[0])
 
@@ -639,14 +590,14 @@ class DraftEngine:
     def _has_room(self, num_tokens: int) -> bool:
         """Whether the assistant's positions reach far enough for the row and `num_tokens` more."""
         limit = self.assistant.max_length
-        num_read = len(self._reading.tokens)
+        num_read = self._trunk.num_read
         has_room = limit is None or num_read + num_tokens <= limit
         if not has_room:
             logger.warning_once(
                 f"The assistant reads at most {limit} tokens (`max_position_embeddings`); from there on it drafts "
                 "nothing. An assistant with a longer context would keep the speed."
             )
-        return has_room and num_read > 0 and not self._reading.is_waiting
+        return has_room and num_read > 0 and not self._trunk.reading.is_waiting
 
     def _pace_of(self, num_rows: int) -> Pace:
         """The pace of calls with so many rows."""
@@ -683,14 +634,3 @@ def _is_called_for(node: Node) -> bool:
 
 def _siblings(node: Node) -> list[Node]:
     return [] if node.parent is None else [other for other in node.parent.children if other is not node]
-
-
-def _slot(node: Node) -> int:
-    assert node.slot is not None
-    return node.slot
-
-
-def _num_common(left: Sequence[int], right: Sequence[int]) -> int:
-    """With how many of the same tokens two rows begin."""
-    pairs = zip(left, right, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

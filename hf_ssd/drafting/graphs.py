@@ -13,7 +13,7 @@ from transformers.utils import logging
 from .. import tree_attention
 from ..compat import CACHE_KEY
 from ..protocol import DraftRequest, EncoderInputs
-from .assistant import AssistantModel, make_assistant
+from .assistant import AssistantModel
 from .reading import make_reading
 from .static_slabs import ATTENTION, RowCache, Slabs, StaticCache, make_slabs, register_attention
 from .tree_cache import SlabCache
@@ -85,11 +85,12 @@ class GraphedAssistant(AssistantModel):
         positions: Sequence[int] | None = None,
         mask: Mask | None = None,
         num_hidden: int | None = None,
+        states: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As in [`AssistantModel`]."""
-        stage = self._stage_for(cache, len(tokens))
+        stage = self._stage_for(cache, len(tokens)) if states is None else None
         if stage is None:
-            return super().forward(tokens, cache, positions, mask, num_hidden)
+            return super().forward(tokens, cache, positions, mask, num_hidden, states)
         assert isinstance(cache, RowCache)
         start = cache.get_seq_length()
         end = start + len(tokens)
@@ -284,11 +285,3 @@ def _spare_generator(device: torch.device) -> Iterator[None]:
         yield
     finally:
         generator.graphsafe_set_state(state)
-
-
-def make_fast_assistant(model: PreTrainedModel, quantization: str | None) -> AssistantModel:
-    """The assistant as it runs fastest on its device; the arguments are those of [`make_assistant`]."""
-    devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) == 1 and model.device.type == "cuda" and quantization != "int8":
-        return GraphedAssistant(model)
-    return make_assistant(model, quantization)

@@ -11,7 +11,8 @@ from transformers.utils import logging
 from ..protocol import DraftRequest
 from ..sampling import SaguaroLogitsProcessor, apply_processors, draw, looks_only_at_scores
 from .assistant import AssistantModel
-from .draft_vocab import MAX_CONTEXT_TOKENS, DraftVocabulary, frequent_tokens, resolve_size
+from .draft_vocab import MAX_CONTEXT_TOKENS, DraftVocabulary, OwnVocabulary, frequent_tokens, resolve_size
+from .eagle3 import Eagle3Assistant
 from .together import Projection, Work
 from .token_map import make_token_map
 
@@ -221,7 +222,9 @@ class Proposer:
 
 
 def make_vocabulary(assistant: AssistantModel, request: DraftRequest) -> DraftVocabulary | None:
-    """The draft vocabulary that the settings ask for, or `None` where all tokens are used."""
+    """The draft vocabulary that the settings ask for, or the assistant's own; `None` where all tokens are used."""
+    if isinstance(assistant, Eagle3Assistant):
+        return OwnVocabulary(assistant)
     token_map = make_token_map(assistant, request)
     size = resolve_size(request.config.draft_vocab_size, token_map.limit)
     if size is None or assistant.head is None:

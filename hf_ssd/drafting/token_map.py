@@ -8,6 +8,7 @@ import torch
 
 from ..protocol import DraftRequest
 from .assistant import AssistantModel
+from .eagle3 import Eagle3Assistant
 
 
 class TokenMap:
@@ -50,20 +51,23 @@ class TokenMap:
         return logits[:, : self.vocab_size]
 
 
-class TranslatedTokenMap(TokenMap):
-    """Between the vocabularies of two tokenizers, by the tokens that these share.
+class ListedTokenMap(TokenMap):
+    """Between two vocabularies by tables: of the tokens that two tokenizers share, or of those that a head drafts.
 
     Args:
         assistant: The model that drafts.
-        request: With a translation.
+        vocab_size: Number of token ids that the target knows.
+        to_target: The target's id for each of the assistant's, -1 where it has none.
+        to_assistant: The assistant's id for each of the target's, -1 where it has none.
     """
 
-    def __init__(self, assistant: AssistantModel, request: DraftRequest) -> None:
-        assert request.translation is not None
-        super().__init__(assistant, request.vocab_size)
-        self.limit = assistant.vocab_size
-        self._to_target = request.translation.drafted.to(assistant.device)
-        self._to_assistant = request.translation.shared.to(assistant.device)
+    def __init__(
+        self, assistant: AssistantModel, vocab_size: int, to_target: torch.Tensor, to_assistant: torch.Tensor
+    ) -> None:
+        super().__init__(assistant, vocab_size)
+        self.limit = len(to_target)
+        self._to_target = to_target.to(assistant.device)
+        self._to_assistant = to_assistant.to(assistant.device)
         self._columns = (self._to_target >= 0).nonzero().flatten()
         self._targets = self._to_target[self._columns]
 
@@ -85,6 +89,12 @@ class TranslatedTokenMap(TokenMap):
 
 def make_token_map(assistant: AssistantModel, request: DraftRequest) -> TokenMap:
     """The map for a row."""
+    if isinstance(assistant, Eagle3Assistant):
+        drafted = assistant.drafted_tokens
+        to_draft = drafted.new_full((request.vocab_size,), -1)
+        to_draft[drafted] = torch.arange(len(drafted), device=drafted.device)
+        return ListedTokenMap(assistant, request.vocab_size, drafted, to_draft)
     if request.translation is None:
         return TokenMap(assistant, request.vocab_size)
-    return TranslatedTokenMap(assistant, request)
+    translation = request.translation
+    return ListedTokenMap(assistant, request.vocab_size, translation.drafted, translation.shared)

@@ -2,16 +2,19 @@
 
 from .checkpoints import load_head, read_config
 from .config import Eagle3Config, default_layer_ids
-from .features import capture_features, decoder_layers
+from .features import TargetFeatures, capture_features, check_head, decoder_layers, feature_layers
 from .head import Eagle3Head, Eagle3Output
 
 __all__ = [
     "Eagle3Config",
     "Eagle3Head",
     "Eagle3Output",
+    "TargetFeatures",
     "capture_features",
+    "check_head",
     "decoder_layers",
     "default_layer_ids",
+    "feature_layers",
     "load_head",
     "read_config",
 ]

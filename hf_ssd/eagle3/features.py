@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..decoders import decoder_config
 from ..vocabulary import UnsupportedError
+from .head import Eagle3Head
 
 
 def decoder_layers(target: PreTrainedModel) -> nn.ModuleList:
@@ -35,36 +37,121 @@ def decoder_layers(target: PreTrainedModel) -> nn.ModuleList:
     return found[0]
 
 
-@contextmanager
-def capture_features(target: PreTrainedModel, layer_ids: Sequence[int]) -> Iterator[Callable[[], torch.Tensor]]:
-    """Within it every forward of the target leaves its states of some layers behind.
+def feature_layers(target: PreTrainedModel, assistant: PreTrainedModel | None) -> tuple[int, ...]:
+    """Which states of the target an assistant reads: none, unless it is an EAGLE-3 head.
 
-    Effects: the target has hooks meanwhile, which are gone afterwards whatever happens.
+    Raises:
+        UnsupportedError: If the target has no such state.
+    """
+    if not isinstance(assistant, Eagle3Head):
+        return ()
+    return tuple(assistant.config.layer_ids(decoder_config(target).num_hidden_layers))
+
+
+def check_head(target: PreTrainedModel, head: Eagle3Head) -> None:
+    """Refuses a head that was made for another target.
+
+    Raises:
+        UnsupportedError: If the target's states have another size, its layers cannot be found or are too few, or the
+            head drafts tokens that it does not have.
+    """
+    decoder_layers(target)
+    feature_layers(target, head)
+    config = decoder_config(target)
+    size = head.config.target_hidden_size or head.config.layer.hidden_size
+    if config.hidden_size != size:
+        raise UnsupportedError(
+            f"`assistant_model` must be a head for a target of hidden size {config.hidden_size}, but it reads states "
+            f"of size {size}. Choose the head that was made for this target."
+        )
+    # Without weights, as the doctor has it, nobody knows.
+    last = -1 if head.d2t.is_meta else int(head.draft_tokens.max())
+    if last >= config.vocab_size:
+        raise UnsupportedError(
+            f"`assistant_model` must draft tokens of the target's, which has {config.vocab_size}, but it drafts token "
+            f"{last}. Choose the head that was made for this target."
+        )
+
+
+class TargetFeatures:
+    """The states of some layers that the forwards of a target leave behind.
 
     Args:
         target: A decoder-only transformers model.
         layer_ids: As [`Eagle3Config.layer_ids`] counts them.
 
-    Yields:
-        Gives the states of the last forward, concatenated in the order of `layer_ids`, of shape
-        `(batch_size, sequence_length, len(layer_ids) * hidden_size)`, on the device of the last of these layers.
-
     Raises:
         UnsupportedError: If the target's layers cannot be found.
     """
-    layers, states = decoder_layers(target), dict[int, torch.Tensor]()
 
-    def keep(index: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            states[index] = output[0] if isinstance(output, tuple) else output
+    def __init__(self, target: PreTrainedModel, layer_ids: Sequence[int]) -> None:
+        self._layer_ids = list(layer_ids)
+        layers = decoder_layers(target) if layer_ids else nn.ModuleList()
+        self._layers = {index: layers[index - 1] for index in sorted(set(layer_ids))}
+        self._states: dict[int, list[torch.Tensor]] = {}
 
-        return hook
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Within it the states of this thread's forwards are kept; those from before are dropped.
 
-    def features() -> torch.Tensor:
-        device = states[layer_ids[-1]].device
-        return torch.cat([states[index].to(device) for index in layer_ids], dim=-1)
+        Effects: the layers have hooks meanwhile, which are gone afterwards whatever happens.
+        """
+        self._states = {index: [] for index in self._layers}
+        thread = threading.get_ident()
 
-    with ExitStack() as stack:
-        for index in sorted(set(layer_ids)):
-            stack.callback(layers[index - 1].register_forward_hook(keep(index)).remove)
-        yield features
+        def keep(index: int) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any, output: Any) -> None:
+                if threading.get_ident() == thread:  # other threads may run the same model meanwhile
+                    self._states[index].append(output[0] if isinstance(output, tuple) else output)
+
+            return hook
+
+        with ExitStack() as stack:
+            for index, layer in self._layers.items():
+                stack.callback(layer.register_forward_hook(keep(index)).remove)
+            yield
+
+    def getter(self, row: int, slots: Sequence[int] | slice) -> Callable[[], torch.Tensor] | None:
+        """What gives `of_row`, which costs something; `None` where no layer is watched."""
+        return (lambda: self.of_row(row, slots)) if self._layers else None
+
+    def of_row(self, row: int, slots: Sequence[int] | slice) -> torch.Tensor:
+        """Features of some tokens of one row.
+
+        Args:
+            row: Index of the row in the forwards.
+            slots: Places of the tokens, among all that these read.
+
+        Returns:
+            A copy of shape `(num_tokens, feature_size)`, on the device of the last of the layers.
+
+        Raises:
+            LookupError: If a layer has left nothing. A model that is compiled may not look for hooks.
+        """
+        if not all(self._states.values()):
+            raise LookupError("an EAGLE-3 head needs states of the target's layers, which have run without hooks")
+        parts = {
+            index: torch.cat([state[row] for state in states])[slots] if len(states) > 1 else states[0][row, slots]
+            for index, states in self._states.items()
+        }
+        return self._concatenate(parts)
+
+    def of_last_forward(self) -> torch.Tensor:
+        """Features of all tokens of the last forward, of shape `(batch_size, sequence_length, feature_size)`."""
+        return self._concatenate({index: states[-1] for index, states in self._states.items()})
+
+    def _concatenate(self, parts: dict[int, torch.Tensor]) -> torch.Tensor:
+        device = parts[self._layer_ids[-1]].device
+        return torch.cat([parts[index].to(device) for index in self._layer_ids], dim=-1)
+
+
+@contextmanager
+def capture_features(target: PreTrainedModel, layer_ids: Sequence[int]) -> Iterator[Callable[[], torch.Tensor]]:
+    """Within it every forward of the target leaves its states of some layers behind, as in [`TargetFeatures`].
+
+    Yields:
+        What gives those of the last forward, of shape `(batch_size, sequence_length, len(layer_ids) * hidden_size)`.
+    """
+    features = TargetFeatures(target, layer_ids)
+    with features.watch():
+        yield features.of_last_forward

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ..bench.arms import Arm, Runner
+from ..bench.arms import Arm, Runner, choose_arms
 from ..bench.compare import generation_kwargs, load
 from ..bench.environment import environment
 from ..bench.schedule import Progress
@@ -42,6 +42,7 @@ def evaluate_arms(settings: EvaluationSettings, progress: Progress | None = None
     report = progress or (lambda what, done, total: None)
     report("reading the models", 0, 0)
     pair, names = load(settings)
+    choose_arms(settings.arms, settings.KNOWN_ARMS, pair.assistant)  # or refuse what was asked for
     arms = arms_of(settings)
     reference = next(arm for arm in arms if arm.name == AR)
     steps = steps_of(settings, arms)

@@ -77,7 +77,10 @@ class Started:
 
 @dataclass(frozen=True)
 class Resolve:
-    """Caller: the outcome of the row's latest verification."""
+    """Caller: the outcome of the row's latest verification.
+
+    Between processes its features are a [`PackedTensor`] in it, if anything.
+    """
 
     row: int
     outcome: Outcome
@@ -110,6 +113,22 @@ class Failure:
     error: str
 
 
+@dataclass(frozen=True)
+class PackedTensor:
+    """A tensor as the bytes of an array, which pickle as one block of memory in any dtype."""
+
+    data: Any
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> PackedTensor:
+        return cls(tensor.cpu().contiguous().view(torch.uint8).numpy(), tensor.dtype)
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return torch.from_numpy(self.data).view(self.dtype)
+
+
 def send(connection: Connection, message: Any) -> None:
     """Sends a message. Plain pickle: the connection's own would pass tensors through shared-memory handles."""
     connection.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
@@ -118,6 +137,20 @@ def send(connection: Connection, message: Any) -> None:
 def receive(connection: Connection) -> Any:
     """Waits for a message. Call it only once both sides have proved themselves: it unpickles."""
     return pickle.loads(connection.recv_bytes())
+
+
+def pack_outcome(outcome: Outcome) -> Outcome:
+    """`outcome` with its features packed."""
+    if outcome.features is None:
+        return outcome
+    return dataclasses.replace(outcome, features=PackedTensor.of(outcome.features))  # type: ignore[arg-type]
+
+
+def unpack_outcome(outcome: Outcome) -> Outcome:
+    """Undoes `pack_outcome`."""
+    if not isinstance(outcome.features, PackedTensor):
+        return outcome
+    return dataclasses.replace(outcome, features=outcome.features.tensor)
 
 
 def pack(speculation: Speculation) -> Speculation:

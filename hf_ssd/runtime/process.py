@@ -230,7 +230,7 @@ class AssistantWorker(Worker):
         return row
 
     def resolve(self, row: int, outcome: Outcome, verify_ms: float | None) -> None:
-        self._send(messages.Resolve(row, outcome, verify_ms))
+        self._send(messages.Resolve(row, messages.pack_outcome(outcome), verify_ms))
         self._num_unanswered += 1
 
     def receive(self, row: int, timeout_s: float) -> Speculation:

@@ -284,6 +284,8 @@ def _tensors(message: Any) -> Iterator[torch.Tensor]:
     """The tensors that a message hands over."""
     if isinstance(message, messages.Answer) and message.speculation.draft_probs is not None:
         yield message.speculation.draft_probs
+    if isinstance(message, messages.Resolve) and message.outcome.features is not None:
+        yield message.outcome.features
     if isinstance(message, messages.Start):
         for processor in message.request.processors:
             yield from _attributes(processor)

@@ -101,6 +101,8 @@ class _ConnectionChannel:
         message = messages.receive(self._connection)
         if isinstance(message, messages.Renew) and message.parcel is not None:
             return messages.Renew(model=self.open(message.parcel))
+        if isinstance(message, messages.Resolve):
+            return messages.Resolve(message.row, messages.unpack_outcome(message.outcome), message.verify_ms)
         return message
 
     def open(self, parcel: ModelParcel) -> PreTrainedModel:

@@ -161,9 +161,9 @@ class Driver:
 
     def check_cache(self, *, with_contents: bool = False) -> None:
         """mlxcel 994: a draft cache trimmed one entry too far. The output is right, acceptance decays."""
-        root, cache = self.engine._root, self.engine._cache
+        root, cache = self.engine._root, self.engine._trunk.cache
         run = [node for node in root.descendants() if node.is_run]
-        num_trunk = self.engine._num_cached
+        num_trunk = self.engine._trunk.num_cached
         assert num_trunk == len(self.row)
         assert self.engine._tokens == self.row
         assert sorted(node.slot for node in run) == list(range(num_trunk, cache.get_seq_length()))

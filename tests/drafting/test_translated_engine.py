@@ -28,9 +28,9 @@ PAIRS = {
 
 def check_cache(engine: DraftEngine, translation: Translation) -> None:
     """Everything in the cache is what the assistant would compute anew, and each node's hidden state too."""
-    root, cache, tokens = engine._root, engine._cache, engine._reading.tokens
+    root, cache, tokens = engine._root, engine._trunk.cache, engine._trunk.reading.tokens
     run = [node for node in root.descendants() if node.is_run]
-    num_trunk = engine._num_cached
+    num_trunk = engine._trunk.num_cached
     assert num_trunk == len(tokens)
     assert sorted(node.slot for node in run) == list(range(num_trunk, cache.get_seq_length()))
     for node in (root, *run):
@@ -86,7 +86,7 @@ def run_with_random_outcomes(name: str, way: dict, make_assistant: Callable[...,
         assert engine._tokens == row
         while engine._root.hidden is None and engine.deepen():
             pass
-        if engine._reading.is_waiting:
+        if engine._trunk.reading.is_waiting:
             assert not engine._sent or engine._origin.value == "ngram"
         else:
             check_cache(engine, translation)
