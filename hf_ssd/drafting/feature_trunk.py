@@ -57,10 +57,8 @@ class FeatureTrunk(Trunk):
         self.reading.is_waiting = True
         num_kept = max(min(self._num_true, num_common_tokens - self._first), 0)
         # Features are of the token before: there may be one more of them.
-        pending = (
-            torch.cat(self._features)[: num_common_tokens + 1 - self._first - num_kept] if self._features else None
-        )
-        self._features = [] if pending is None or num_kept < self._num_true else [pending]
+        num_pending = max(num_common_tokens + 1 - self._first - num_kept, 0) if num_kept == self._num_true else 0
+        self._features = [torch.cat(self._features)[:num_pending]] if self._features and num_pending else []
         self._crop(num_kept)
 
     def learn(self, features: torch.Tensor | None) -> None:
@@ -97,7 +95,7 @@ class FeatureTrunk(Trunk):
 
     def append(self, tokens: Sequence[int], path: Sequence[Node], kept: Sequence[Node] | None) -> None:
         super().append(tokens, path, kept)
-        self._row = [*self._row, *tokens]
+        self._row += tokens
 
     def _crop(self, num_kept: int) -> None:
         """Drops nodes, and all but the first tokens."""
