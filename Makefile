@@ -3,7 +3,7 @@
 # make test          the test suite, in the same environment, in under five minutes
 # make test-slow     statistics on many more draws: what `make test` leaves out
 # make test-demo     the demo's page in the system's Chromium (apt-get install chromium)
-# make distill-smoke an assistant for a tiny target, from nothing, killed and resumed on the way; a few minutes
+# make distill-smoke assistants of both kinds for a tiny target, from nothing, killed and resumed on the way; minutes
 # make screenshots   the same, and the pictures of the README anew
 # make quality       ruff, mypy and the examples in docstrings
 # make test-oldest   the core suite on the oldest supported transformers, in .venv-oldest

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 def distill(
     out: Annotated[Path, typer.Option(help="Folder of the assistant. A run that was interrupted goes on there.")],
+    kind: Annotated[
+        str, typer.Option(help="model: a small model of the target's class. eagle3: one layer that reads its states.")
+    ] = "model",
     target: Target = None,
     layers: Annotated[
         int | None,
@@ -27,6 +30,11 @@ def distill(
     init_from: Annotated[
         str | None, typer.Option(help="Folder of an assistant to go on from.", show_default=False)
     ] = None,
+    draft_vocab_size: Annotated[
+        int | None,
+        typer.Option(help="Tokens that an EAGLE-3 head may draft. Default: a quarter.", show_default=False),
+    ] = None,
+    depth: Annotated[int, typer.Option(help="Tokens that an EAGLE-3 head drafts in training.")] = 4,
     data: Annotated[
         str,
         typer.Option(
@@ -62,15 +70,20 @@ def distill(
     """Make an assistant for a target by knowledge distillation, measure it, and write its model card."""
     from ..distill.settings import DistillSettings
 
-    choice: Any = vocabulary  # checked with the other settings
+    # Checked with the other settings.
+    what: Any = kind
+    choice: Any = vocabulary
     cache: Any = teacher_cache
     with errors():
         settings = DistillSettings(
             out=out,
+            kind=what,
             target=target,
             layers=layers,
             width=width,
             init_from=init_from,
+            draft_vocab_size=draft_vocab_size,
+            depth=depth,
             data=split(data),
             minutes=minutes,
             tokens=tokens,

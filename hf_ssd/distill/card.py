@@ -17,8 +17,8 @@ def write_card(result: DistillResult) -> str:
                 _front_matter(result),
                 "# An assistant for " + result.target,
                 f"A draft model for `{result.target}`, made by `hf-ssd distill`. It guesses the next tokens of that "
-                "one model, so that assisted generation and `hf_ssd` can verify several of them at once. The text "
-                "stays the target's. It is not meant to be used on its own.",
+                f"one model, so that {_readers(result)} can verify several of them at once. The text stays the "
+                "target's. It is not meant to be used on its own.",
                 "## Model",
                 _model(result),
                 "## Training",
@@ -50,6 +50,7 @@ def write_figures(result: DistillResult) -> str:
         f"On {found.num_tokens:,} tokens that were kept from training: the chance that a draft token is accepted, "
         "given the right tokens before it. At temperature 0 it is the share of tokens on which both models agree.",
         _table(["acceptance at temperature", "0", *(f"{t:g}" for t in temperatures)], acceptance),
+        *_deeper(result),
         f"Before training the agreement was {result.before.agreement:.3f} and the mean divergence "
         f"{result.before.kl:.2f} nats, after it {found.kl:.2f} nats.",
         f"What SSD makes of it, on {next(iter(result.rounds.values())).num_prompts} prompts that were kept from "
@@ -62,6 +63,32 @@ def write_figures(result: DistillResult) -> str:
         if each.degraded is not None
     ]
     return "\n\n".join(parts)
+
+
+def _deeper(result: DistillResult) -> list[str]:
+    """How acceptance falls along a draft, where it does."""
+    if not result.deeper:
+        return []
+    temperatures = sorted(result.agreement.token_rule)
+    rows, tokens, chance = [], 1.0, 1.0
+    for depth, each in enumerate((result.agreement, *result.deeper), start=1):
+        chance *= each.agreement
+        tokens += chance
+        rules = [f"{each.token_rule[t]:.3f}" for t in temperatures]
+        rows.append([str(depth), f"{each.agreement:.3f}", *rules, f"{tokens:.2f}"])
+    headings = ["draft token", "at temperature 0", *(f"at {t:g}" for t in temperatures), "tokens per round, greedy"]
+    return [
+        "It guesses worse from one draft token to the next, as the target's states get older. Given that those before "
+        "were right, a draft token is accepted (token rule) with the chance below. Drafting so many in a chain gives "
+        "the tokens in the last column for each forward of the target.",
+        _table(headings, rows),
+    ]
+
+
+def _readers(result: DistillResult) -> str:
+    if result.kind == "eagle3":
+        return "`hf_ssd` and other programs that read EAGLE-3 heads"
+    return "assisted generation and `hf_ssd`"
 
 
 def _front_matter(result: DistillResult) -> str:
@@ -89,10 +116,20 @@ def _model(result: DistillResult) -> str:
         if result.shares_embedding
         else "Token embedding and output projection are its own."
     )
+    first = (
+        f"- Type `{result.model_type}`: {result.layers[0]} decoder layers of width {result.width[0]}; the target has "
+        f"{result.layers[1]} of width {result.width[1]}."
+    )
+    if result.kind == "eagle3":
+        first = (
+            f"- An EAGLE-3 head (arXiv 2503.01840) in the form of vllm-project's `speculators`: one layer of type "
+            f"`{result.model_type}` and width {result.width[0]} that reads states of three of the target's "
+            f"{result.layers[1]} layers, of width {result.width[1]}. It drafts {result.draft_vocab_size:,} tokens."
+        )
+        shared = "Token embedding and output projection are the target's; the former is not stored again."
     return "\n".join(
         [
-            f"- Type `{result.model_type}`: {result.layers[0]} decoder layers of width {result.width[0]}; the target "
-            f"has {result.layers[1]} of width {result.width[1]}.",
+            first,
             f"- {result.own_parameters:,} parameters were trained. {shared}",
             f"- Vocabulary and tokenizer are the target's. Weights are {result.dtype}.",
             "- `frequent_tokens.json` lists the token ids that the target says most often, for the draft vocabulary.",
@@ -102,14 +139,16 @@ def _model(result: DistillResult) -> str:
 
 
 def _training(result: DistillResult) -> str:
-    start = f"the assistant in `{result.init_from}`" if result.init_from else "the target's own first layers"
+    own = {"model": "the target's own first layers", "eagle3": "a linear regression of the target's next state"}
+    start = f"the assistant in `{result.init_from}`" if result.init_from else own[result.kind]
+    how = ", its own states fed back for later draft tokens" if result.kind == "eagle3" else ""
     sources = ", ".join("text that the target wrote itself" if name == SELF else f"`{name}`" for name in result.data)
     minutes = ", ".join(f"{name} {value:.1f} minutes" for name, value in result.minutes.items())
     return (
         f"It began as {start} and was trained by knowledge distillation: forward Kullback-Leibler divergence from the "
-        f"target's distribution. Data: {sources}; {result.num_texts:,} texts with {result.num_tokens:,} tokens to be "
-        f"learnt, of which about {result.num_seen:,} were seen in {result.num_steps:,} steps, repeats counted. Time: "
-        f"{minutes}."
+        f"target's distribution{how}. Data: {sources}; {result.num_texts:,} texts with {result.num_tokens:,} tokens to "
+        f"be learnt, of which about {result.num_seen:,} were seen in {result.num_steps:,} steps, repeats counted. "
+        f"Time: {minutes}."
     )
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .settings import DistillSettings
+from .settings import KINDS, DistillSettings
 
 
 class WorkFolder:
@@ -61,7 +61,7 @@ class WorkFolder:
         if not path.is_file():
             write_json(path, wanted)
             return
-        for name, value in json.loads(path.read_text()).items():
+        for name, value in {"kind": KINDS[0], **json.loads(path.read_text())}.items():
             if wanted.get(name) != value:
                 raise ValueError(
                     f"`{name}` must stay what {str(self.out)!r} was begun with, {value!r}, but got "

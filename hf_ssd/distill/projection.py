@@ -20,6 +20,9 @@ class Projection:
         model: A decoder-only transformers model.
         dtype: Precision of the product; `None` is the layer's own.
 
+    Attributes:
+        scale: What the product is multiplied with.
+
     Raises:
         UnsupportedError: If the model's logits are something else.
     """
@@ -34,7 +37,7 @@ class Projection:
         self._head = head
         self.dtype = dtype or head.weight.dtype
         # Cohere multiplies, Granite divides, Gemma caps.
-        self._scale: float = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
+        self.scale: float = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
         self._cap: float | None = getattr(config, "final_logit_softcapping", None)
         self._check(model)
 
@@ -58,8 +61,8 @@ class Projection:
             weight, bias = weight[tokens], None if bias is None else bias[tokens]
         bias = None if bias is None else bias.to(self.dtype)
         logits = nn.functional.linear(hidden.to(weight.device, self.dtype), weight.to(self.dtype), bias).float()
-        if self._scale != 1:
-            logits = logits * self._scale
+        if self.scale != 1:
+            logits = logits * self.scale
         return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
 
     @torch.no_grad()

@@ -36,6 +36,7 @@ class DistillResult:
 
     Args:
         out: Its folder.
+        kind: What it is, as in [`DistillSettings`].
         target: Name or folder of the target.
         model_type: Of both.
         dtype: Of the saved weights.
@@ -52,10 +53,14 @@ class DistillResult:
         minutes: Time of each stage.
         before: Figures of the student before training, on the held-out texts.
         agreement: Figures of the saved assistant on them.
+        deeper: The same for tokens that are drafted after one drafted token, after two and so on, where it guesses
+            worse from one to the next.
+        draft_vocab_size: How many tokens it may draft, if not all.
         rounds: By temperature, what SSD made of it.
     """
 
     out: str
+    kind: str
     target: str
     model_type: str
     dtype: str
@@ -73,6 +78,8 @@ class DistillResult:
     before: Agreement
     agreement: Agreement
     rounds: Mapping[float, Rounds]
+    deeper: tuple[Agreement, ...] = ()
+    draft_vocab_size: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, ready for JSON."""

@@ -15,19 +15,19 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..drafting.draft_vocab import FREQUENT_TOKENS_FILE, MIN_AUTO_VOCAB_SIZE
+from ..drafting.draft_vocab import FREQUENT_TOKENS_FILE
 from ..embedded import target_folder
 from .card import write_card
 from .evaluation import NUM_PROMPTS, TEMPERATURES, measure_rounds
 from .folder import WorkFolder, write_json
-from .losses import TokenSample
+from .head_kind import HeadKind
+from .kinds import Kind, Student
 from .measuring import Agreement, measure
-from .projection import Projection
+from .model_kind import ModelKind
 from .results import DistillResult
 from .settings import DistillSettings
 from .sources import Sources, read_sources
-from .student import count_own_parameters, load_student, make_student, save_student
-from .teacher import Teacher, add_outputs, hidden_at, outputs_of_batch
+from .teacher import Collator, add_outputs
 from .texts import (
     document_texts,
     documents_mark,
@@ -38,7 +38,6 @@ from .texts import (
     written_texts,
 )
 from .training import (
-    Collator,
     DistillTrainer,
     TimeBudget,
     last_checkpoint,
@@ -54,11 +53,11 @@ logger = logging.get_logger(__name__)
 
 Progress = Callable[[str, int, int], None]
 
+KINDS: dict[str, type[Kind]] = {"model": ModelKind, "eagle3": HeadKind}
 WRITING, READING, TRAINING = "writing", "reading", "training"
 WRITING_SHARE = 0.4  # of the time: on a CPU a token takes as long to write as to be learnt several times
 MIN_TRAINING_SHARE = 0.25  # whatever the other stages took
 MAX_DISK_SHARE = 0.5  # of what is free, for the target's states
-NUM_FREQUENT, NUM_RANDOM = 4096, 2048  # of the token sample
 NUM_WATCHED = 24  # held-out texts that are measured during training
 DOCUMENT_PROMPT_TOKENS = 32  # how much of a document a prompt of the evaluation is
 
@@ -76,7 +75,8 @@ def distill(settings: DistillSettings, progress: Progress | None = None) -> Dist
     Raises:
         OSError: If a model or file is not found.
         ValueError: If the folder belongs to another distillation or is in use, or there is too little text.
-        UnsupportedError: If the target's logits do not come from a linear projection.
+        UnsupportedError: If the target's logits do not come from a linear projection, or an EAGLE-3 head cannot read
+            its layers.
     """
     sources = read_sources(settings.data)
     folder = WorkFolder(settings.out)
@@ -109,20 +109,20 @@ class Distillation:
         self.target.eval().requires_grad_(False)
         if settings.device_map is None:
             self.target.to(training_device())
-        self.teacher = Teacher(self.target, Projection(self.target))
+        self.kind = KINDS[settings.kind](settings, self.target)
 
     def run(self) -> DistillResult:
         """All stages, as far as they are not done."""
         train, held_out = split_held_out(self._read(self._write()))
-        frequent = frequent_tokens(train, self.target.config.vocab_size)
-        student = self._student()
-        trainer = self._train(student, train, held_out, frequent)
+        self.report("preparing the student", 0, 0)
+        student = self.kind.make(train, self.folder.work)
+        trainer = self._train(student, train, held_out)
         self.report("saving", 0, 0)
-        save_student(student, self.tokenizer, self.folder.out, self.dtype)
-        write_json(self.folder.out / FREQUENT_TOKENS_FILE, frequent)
+        student.save(self.tokenizer, self.folder.out, self.dtype)
+        write_json(self.folder.out / FREQUENT_TOKENS_FILE, frequent_tokens(train, self.target.config.vocab_size))
         facts = self._facts(student, train, trainer)
         del trainer, student
-        result = DistillResult(**facts, **self._evaluate(held_out))
+        result = DistillResult(**facts, **self._evaluate(train, held_out))
         (self.folder.out / "README.md").write_text(write_card(result), encoding="utf-8")
         write_json(self.folder.out / "distillation.json", result.to_dict())
         return result
@@ -162,7 +162,8 @@ class Distillation:
         """The texts, with the target's view of them if it is kept."""
         if not parts:
             raise ValueError(f"`data` must give texts, but {list(self.settings.data)} gave none.")
-        size = sum(num_positions(texts) for _, texts in parts) * self.target.config.hidden_size * 2
+        num_tokens = sum(len(ids) for _, texts in parts for ids, _ in plain_texts(texts))
+        size = self.kind.teacher.num_bytes(num_tokens, sum(num_positions(texts) for _, texts in parts))
         keeps = self.settings.teacher_cache == "on" or (
             self.settings.teacher_cache == "auto"
             and size < MAX_DISK_SHARE * (shutil.disk_usage(self.folder.cache).free + size_of(self.folder.cache))
@@ -176,7 +177,9 @@ class Distillation:
                 start = time.monotonic()
                 self.report("the target reads the texts", done, total)
 
-            parts = [(name, add_outputs(texts, self.teacher, self.folder.cache, name, read)) for name, texts in parts]
+            parts = [
+                (name, add_outputs(texts, self.kind.teacher, self.folder.cache, name, read)) for name, texts in parts
+            ]
         return [
             texts.add_column("length", [len(ids) for ids, _ in plain_texts(texts)]).with_format("numpy")
             for _, texts in parts
@@ -184,57 +187,27 @@ class Distillation:
 
     # Training.
 
-    def _student(self) -> PreTrainedModel:
-        settings = self.settings
-        if settings.init_from is not None:
-            return load_student(settings.init_from, self.target)
-        return make_student(self.target, layers=settings.layers, width=settings.width)
-
-    def _train(
-        self, student: PreTrainedModel, train: Dataset, held_out: Dataset, frequent: list[int]
-    ) -> DistillTrainer:
+    def _train(self, student: Student, train: Dataset, held_out: Dataset) -> DistillTrainer:
         settings, folder = self.settings, self.folder
         spent = folder.seconds(WRITING) + folder.seconds(READING)
         budget_s = max(settings.minutes * 60 - spent, MIN_TRAINING_SHARE * settings.minutes * 60)
         budget = TimeBudget(budget_s, settings.save_minutes * 60)
-        vocab_size = self.teacher.projection.vocab_size
-        samples = settings.vocabulary == "sampled" or (
-            settings.vocabulary == "auto" and vocab_size >= MIN_AUTO_VOCAB_SIZE
-        )
-        sample = None
-        if samples:
-            sample = TokenSample(vocab_size, torch.tensor(frequent[:NUM_FREQUENT]), NUM_RANDOM, settings.seed)
-        trainer = make_trainer(
-            student,
-            train,
-            held_out.select(spread(len(held_out), NUM_WATCHED)),
-            settings,
-            folder,
-            budget,
-            self.report,
-            projection=Projection(student, self.dtype),
-            teacher_projection=self.teacher.projection,
-            teacher=self.teacher,
-            teacher_hidden_size=self.target.config.hidden_size,
-            sample=sample,
-        )
+        watched = held_out.select(spread(len(held_out), NUM_WATCHED))
+        trainer = make_trainer(student, train, watched, settings, folder, budget, self.report)
         trainer.train_from(last_checkpoint(folder.checkpoints))
         return trainer
 
-    def _facts(self, student: PreTrainedModel, train: Dataset, trainer: DistillTrainer) -> dict[str, Any]:
+    def _facts(self, student: Student, train: Dataset, trainer: DistillTrainer) -> dict[str, Any]:
         """What the card tells of how the assistant was made."""
         num_tokens, steps = num_positions(train), trainer.state.global_step
         seconds = {name: self.folder.seconds(name) for name in (WRITING, READING)}
         seconds[TRAINING] = seconds_in(trainer.state.stateful_callbacks)
         return {
             "out": str(self.folder.out),
+            "kind": self.settings.kind,
             "target": self.target_name,
-            "model_type": student.config.model_type,
             "dtype": self.settings.dtype,
-            "layers": (student.config.num_hidden_layers, self.target.config.num_hidden_layers),
-            "width": (student.config.hidden_size, self.target.config.hidden_size),
-            "own_parameters": count_own_parameters(student),
-            "shares_embedding": not student.get_input_embeddings().weight.requires_grad,
+            **student.facts(),
             "init_from": self.settings.init_from,
             "data": tuple(self.settings.data),
             "num_texts": len(train),
@@ -246,41 +219,32 @@ class Distillation:
 
     # Evaluation.
 
-    def _evaluate(self, held_out: Dataset) -> dict[str, Any]:
+    def _evaluate(self, train: Dataset, held_out: Dataset) -> dict[str, Any]:
         self.report("evaluating", 0, 0)
-        assistant = AutoModelForCausalLM.from_pretrained(self.folder.out, dtype=self.dtype).eval()
-        before = self._agreement(self._student().eval(), held_out, coupled=False)
-        agreement = self._agreement(assistant, held_out, coupled=True)
+        before, *_ = self._agreement(self.kind.make(train, self.folder.work), held_out, coupled=False)
+        agreement, *deeper = self._agreement(self.kind.load(self.folder.out), held_out, coupled=True)
         prompts = [
             row["input_ids"][: row["num_prompt_tokens"] if row["num_prompt_tokens"] > 1 else DOCUMENT_PROMPT_TOKENS]
             for row in held_out.select(spread(len(held_out), NUM_PROMPTS))
         ]
         rounds = measure_rounds(
             self.target,
-            assistant.to("cpu"),
+            self.kind.load(self.folder.out).model,  # on the CPU, and as it was saved: measuring leaves hooks behind
             prompts,
             (0.0, *TEMPERATURES),
             pad_token_id=self.tokenizer.pad_token_id or 0,
             seed=self.settings.seed,
         )
-        return {"before": before, "agreement": agreement, "rounds": rounds}
+        return {"before": before, "agreement": agreement, "deeper": tuple(deeper), "rounds": rounds}
 
-    def _agreement(self, student: PreTrainedModel, held_out: Dataset, *, coupled: bool) -> Agreement:
+    def _agreement(self, student: Student, held_out: Dataset, *, coupled: bool) -> tuple[Agreement, ...]:
         device = training_device()
-        student.to(device)
+        model = student.model.eval().to(device)
         collate = Collator(self.target.config.hidden_size)
         batches = (
             {name: value.to(device) for name, value in collate([held_out[i]]).items()} for i in range(len(held_out))
         )
-        return measure(
-            batches,
-            lambda batch: hidden_at(student, batch),
-            lambda batch: outputs_of_batch(batch, self.teacher),
-            Projection(student, self.dtype),
-            self.teacher.projection,
-            temperatures=TEMPERATURES,
-            coupled=coupled,
-        )
+        return measure(batches, lambda batch: student.logits(model, batch), temperatures=TEMPERATURES, coupled=coupled)
 
 
 def training_device() -> torch.device:

@@ -8,13 +8,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+KINDS = ("model", "eagle3")
 DTYPES = ("bfloat16", "float32", "float16")
 VOCABULARIES = ("auto", "sampled", "full")
 TEACHER_CACHES = ("auto", "on", "off")
+# Fields that only one kind has.
+KIND_OF = {"layers": "model", "width": "model", "vocabulary": "model", "draft_vocab_size": "eagle3"}
 SELF = "self"  # as data: text that the target writes itself
 
 # What a folder was begun with and has to stay, as what lies in it depends on it.
-FIXED = ("target", "layers", "width", "init_from", "dtype", "max_length", "seed")
+FIXED = ("kind", "target", "layers", "width", "init_from", "draft_vocab_size", "dtype", "max_length", "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +26,15 @@ class DistillSettings:
 
     Args:
         out: Folder of the assistant. A run that was interrupted goes on there.
+        kind: `"model"`, a small model of the target's class, or `"eagle3"`, one layer that reads the target's states.
         target: Name or folder of the target; `None` takes the embedded one.
         layers: Decoder layers of the assistant, the target's first ones; `None` is a fifth of the target's.
         width: Hidden size of the assistant; `None` is the target's, whose embedding and output projection it then
             shares.
         init_from: Folder of an assistant to go on from, instead of the target's layers.
+        draft_vocab_size: How many tokens an EAGLE-3 head may draft, the target's most frequent ones; `None` is a
+            quarter of a large vocabulary, and all of a small one.
+        depth: How many tokens an EAGLE-3 head drafts in training, its own states fed back.
         data: What to learn from: `"self"`, files, or `"hub:"` and a data set. Of JSONL files and data sets the prompts
             are taken, and the target answers them. Other files are read as text.
         minutes: Time for all stages but the closing evaluation, over all runs in this folder. More of it later lets
@@ -54,10 +61,13 @@ class DistillSettings:
     """
 
     out: Path
+    kind: Literal["model", "eagle3"] = "model"
     target: str | None = None
     layers: int | None = None
     width: int | None = None
     init_from: str | None = None
+    draft_vocab_size: int | None = None
+    depth: int = 4
     data: Sequence[str] = (SELF,)
     minutes: float = 60.0
     tokens: int | None = None
@@ -77,10 +87,12 @@ class DistillSettings:
     def __post_init__(self) -> None:
         if self.out.exists() and not self.out.is_dir():
             raise ValueError(f"`out` must be a folder, but {str(self.out)!r} is a file.")
-        for name, allowed in (("dtype", DTYPES), ("vocabulary", VOCABULARIES), ("teacher_cache", TEACHER_CACHES)):
+        choices = {"kind": KINDS, "dtype": DTYPES, "vocabulary": VOCABULARIES, "teacher_cache": TEACHER_CACHES}
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"`{name}` must be one of {list(allowed)}, but got {getattr(self, name)!r}.")
-        sizes = ("layers", "width", "tokens", "epochs", "max_new_tokens", "batch_size", "writing_batch_size")
+        sizes = ["layers", "width", "tokens", "epochs", "max_new_tokens", "batch_size", "writing_batch_size"]
+        sizes += ["draft_vocab_size", "depth"]
         for name, smallest in {**dict.fromkeys(sizes, 1), "max_length": 8, "seed": 0}.items():
             value = getattr(self, name)
             if value is not None and value < smallest:
@@ -90,6 +102,17 @@ class DistillSettings:
                 raise ValueError(f"`{name}` must be a positive number, but got {getattr(self, name)}.")
         if not self.data:
             raise ValueError(f"`data` must name something to learn from, but is empty. Give {SELF!r} or files.")
+        for name, kind in {
+            "layers": "model",
+            "width": "model",
+            "vocabulary": "model",
+            "draft_vocab_size": "eagle3",
+        }.items():
+            if getattr(self, name) not in (None, "auto") and self.kind != kind:
+                raise ValueError(
+                    f"`{name}` must be left out for kind={self.kind!r}, but got {getattr(self, name)!r}. It is for "
+                    f"kind={kind!r}."
+                )
         if self.init_from is not None and (self.layers is not None or self.width is not None):
             raise ValueError(
                 f"`init_from` decides the assistant's size, but got layers={self.layers} and width={self.width} too. "

@@ -176,7 +176,10 @@ def save_student(
 
     Only the weights are rounded: `student.to(dtype)` would round the rotary frequencies too.
     """
-    weights = {name: weight.detach().to("cpu", dtype) for name, weight in student.state_dict().items()}
+    weights = {
+        name: weight.detach().to("cpu", dtype if weight.is_floating_point() else weight.dtype)
+        for name, weight in student.state_dict().items()
+    }
     student.save_pretrained(folder, state_dict=weights)
     config = copy.deepcopy(student.config)  # what was saved names the precision of training
     config.dtype = dtype

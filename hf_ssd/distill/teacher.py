@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from ..eagle3 import capture_features
 from .projection import Projection, last_hidden
 
 if TYPE_CHECKING:
@@ -30,10 +32,14 @@ class TeacherOutputs(NamedTuple):
     Args:
         hidden: States that the output projection is given, of shape `(num_positions, hidden_size)`.
         top_tokens: The likeliest token ids, of shape `(num_positions, NUM_TOP)`.
+        features: The states of some layers, of all tokens and not only at the positions, of shape
+            `(batch_size, sequence_length, feature_size)`, or of one text without the first dimension. `None` if no
+            layer was asked for.
     """
 
     hidden: torch.Tensor
     top_tokens: torch.Tensor
+    features: torch.Tensor | None = None
 
 
 class Teacher:
@@ -42,11 +48,23 @@ class Teacher:
     Args:
         target: A decoder-only transformers model in evaluation mode.
         projection: Its output projection.
+        layer_ids: Of which layers a student reads the states too, as [`capture_features`] counts them.
     """
 
-    def __init__(self, target: PreTrainedModel, projection: Projection) -> None:
+    def __init__(self, target: PreTrainedModel, projection: Projection, layer_ids: Sequence[int] = ()) -> None:
         self._target = target
+        self._layer_ids = layer_ids
         self.projection = projection
+        self.config = target.config.get_text_config(decoder=True)
+
+    @property
+    def feature_size(self) -> int:
+        """Length of a token's features; 0 where none are read."""
+        return len(self._layer_ids) * int(self.config.hidden_size)
+
+    def num_bytes(self, num_tokens: int, num_positions: int) -> int:
+        """What texts take on disk, with `num_positions` of their `num_tokens` tokens to be learnt."""
+        return 2 * (num_positions * int(self.config.hidden_size) + num_tokens * self.feature_size)
 
     @torch.no_grad()
     def __call__(
@@ -64,10 +82,23 @@ class Teacher:
         """
         device = self._target.device
         batch = {"input_ids": input_ids, "attention_mask": attention_mask, "positions": positions}
-        hidden = hidden_at(self._target, {name: value.to(device) for name, value in batch.items()})
+        batch = {name: value.to(device) for name, value in batch.items()}
+        features = None
+        if self._layer_ids:
+            with capture_features(self._target, self._layer_ids) as captured:
+                hidden = hidden_at(self._target, batch)
+                features = captured().to(input_ids.device)
+        else:
+            hidden = hidden_at(self._target, batch)
         num_top = min(NUM_TOP, self.projection.vocab_size)
         top_tokens = torch.cat([self.projection(part).topk(num_top).indices for part in hidden.split(512)])
-        return TeacherOutputs(hidden.to(input_ids.device), top_tokens.to(input_ids.device))
+        return TeacherOutputs(hidden.to(input_ids.device), top_tokens.to(input_ids.device), features)
+
+    def outputs(self, batch: Mapping[str, torch.Tensor]) -> TeacherOutputs:
+        """What the target says about a batch: what it brings along, or else by running the target."""
+        if "teacher_hidden" in batch:
+            return TeacherOutputs(batch["teacher_hidden"], batch["top_tokens"], batch.get("features"))
+        return self(batch["input_ids"], batch["attention_mask"], batch["positions"])
 
     def outputs_of(self, texts: Sequence[tuple[Sequence[int], int]]) -> list[TeacherOutputs]:
         """What the target says about whole texts, each given as token ids and number of prompt tokens, on the CPU."""
@@ -81,7 +112,9 @@ class Teacher:
             found = self(**batch)
             counts = batch["positions"].sum(dim=1).tolist()
             parts = zip(found.hidden.cpu().split(counts), found.top_tokens.cpu().split(counts), strict=True)
-            outputs |= {i: TeacherOutputs(*part) for i, part in zip(picked, parts, strict=True)}
+            for row, (i, part) in enumerate(zip(picked, parts, strict=True)):
+                features = None if found.features is None else found.features[row, : len(texts[i][0])].cpu()
+                outputs[i] = TeacherOutputs(*part, features)
         return [outputs[i] for i in range(len(texts))]
 
 
@@ -89,14 +122,6 @@ def hidden_at(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torc
     """A model's states at the positions of a batch, of shape `(num_positions, hidden_size)`."""
     inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     return last_hidden(model, inputs)[batch["positions"].to(model.device)]
-
-
-def outputs_of_batch(batch: Mapping[str, torch.Tensor], teacher: Teacher | None) -> TeacherOutputs:
-    """What the target says about a batch: what it brings along, or by asking `teacher`."""
-    if "teacher_hidden" in batch:
-        return TeacherOutputs(batch["teacher_hidden"], batch["top_tokens"])
-    assert teacher is not None
-    return teacher(batch["input_ids"], batch["attention_mask"], batch["positions"])
 
 
 def pad_texts(texts: Sequence[tuple[Sequence[int], int]]) -> dict[str, torch.Tensor]:
@@ -116,10 +141,35 @@ def pad_texts(texts: Sequence[tuple[Sequence[int], int]]) -> dict[str, torch.Ten
     return {"input_ids": input_ids, "attention_mask": attention_mask, "positions": positions}
 
 
+class Collator:
+    """Makes a batch of texts.
+
+    Args:
+        hidden_size: Of the target.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        self._hidden_size = hidden_size
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = pad_texts([(row["input_ids"], int(row["num_prompt_tokens"])) for row in rows])
+        if "teacher_hidden" in rows[0]:
+            hidden = torch.cat([torch.tensor(row["teacher_hidden"]) for row in rows])
+            top_tokens = torch.cat([torch.tensor(row["top_tokens"]) for row in rows])
+            batch["teacher_hidden"] = hidden.view(-1, self._hidden_size)
+            batch["top_tokens"] = top_tokens.view(len(batch["teacher_hidden"]), -1).long()
+        if "features" in rows[0]:
+            features = [torch.tensor(row["features"]).view(len(row["input_ids"]), -1) for row in rows]
+            batch["features"] = pad_sequence(features, batch_first=True)
+        return batch
+
+
 def add_outputs(
     texts: Dataset, teacher: Teacher, cache: Path, name: str, report: Callable[[int, int], None]
 ) -> Dataset:
     """The texts with `teacher_hidden` and `top_tokens`, flat lists per text, kept on disk shard by shard.
+
+    Where the teacher reads states of other layers, these are there as `features`.
 
     Args:
         texts: In an order that stays when more are added.
@@ -130,16 +180,19 @@ def add_outputs(
     """
     from datasets import Features, List, Value, concatenate_datasets
 
-    features = Features(
-        {**texts.features, "teacher_hidden": List(Value("float16")), "top_tokens": List(Value("int32"))}
-    )
+    columns = {"teacher_hidden": List(Value("float16")), "top_tokens": List(Value("int32"))}
+    if teacher.feature_size:
+        columns["features"] = List(Value("float16"))
+    features = Features({**texts.features, **columns})
 
     def read(batch: dict[str, Any]) -> dict[str, list[Any]]:
         outputs = teacher.outputs_of(list(zip(batch["input_ids"], batch["num_prompt_tokens"], strict=True)))
-        return {
-            "teacher_hidden": [each.hidden.float().numpy().astype(np.float16).ravel() for each in outputs],
+        found = {
+            "teacher_hidden": [_in_16_bits(each.hidden) for each in outputs],
             "top_tokens": [each.top_tokens.numpy().astype(np.int32).ravel() for each in outputs],
         }
+        states = [_in_16_bits(each.features) for each in outputs if each.features is not None]
+        return {**found, "features": states} if states else found
 
     shards = []
     for start in range(0, len(texts), SHARD_TEXTS):
@@ -163,3 +216,9 @@ def add_outputs(
                 stale.unlink()
     report(len(texts), len(texts))
     return concatenate_datasets(shards)
+
+
+def _in_16_bits(states: torch.Tensor) -> np.ndarray:
+    # A layer's largest states may be beyond what 16 bits hold.
+    largest = torch.finfo(torch.float16).max
+    return states.float().clamp(-largest, largest).numpy().astype(np.float16).ravel()

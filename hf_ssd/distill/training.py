@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState, PrinterCallback, TrainerControl, TrainerState
 
 from .folder import WorkFolder
-from .losses import TokenSample, forward_kl
+from .kinds import Student
 from .measuring import Agreement, measure
-from .projection import Projection
 from .settings import DistillSettings
-from .teacher import Teacher, outputs_of_batch, pad_texts
+from .teacher import Collator
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -31,34 +30,11 @@ LEAST_RATE = 0.02  # of the learning rate, at the very end
 LOG_STEPS = 20
 
 
-class Collator:
-    """Makes a batch of texts.
-
-    Args:
-        hidden_size: Of the target.
-    """
-
-    def __init__(self, hidden_size: int) -> None:
-        self._hidden_size = hidden_size
-
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = pad_texts([(row["input_ids"], int(row["num_prompt_tokens"])) for row in rows])
-        if "teacher_hidden" in rows[0]:
-            hidden = torch.cat([torch.tensor(row["teacher_hidden"]) for row in rows])
-            top_tokens = torch.cat([torch.tensor(row["top_tokens"]) for row in rows])
-            batch["teacher_hidden"] = hidden.view(-1, self._hidden_size)
-            batch["top_tokens"] = top_tokens.view(len(batch["teacher_hidden"]), -1).long()
-        return batch
-
-
 class DistillTrainer(Trainer):
     """Trains a student on the target's distributions at the positions to be learnt.
 
     Args:
-        projection: From the student's states to logits.
-        teacher_projection: From the target's.
-        teacher: The target, for texts that do not bring its states along; may be left out where all do.
-        sample: Draws the tokens that distributions are compared on; `None` compares them on all.
+        student: What is trained, and how.
         budget: The time there is, by which the learning rate ends.
         **kwargs: As of `Trainer`.
     """
@@ -66,21 +42,10 @@ class DistillTrainer(Trainer):
     control: TrainerControl
     lr_scheduler: LambdaLR | None
 
-    def __init__(
-        self,
-        *,
-        projection: Projection,
-        teacher_projection: Projection,
-        teacher: Teacher | None,
-        sample: TokenSample | None,
-        budget: TimeBudget,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(callbacks=[budget, *kwargs.pop("callbacks", ())], **kwargs)
+    def __init__(self, *, student: Student, budget: TimeBudget, **kwargs: Any) -> None:
+        super().__init__(model=student.model, callbacks=[budget, *kwargs.pop("callbacks", ())], **kwargs)
         self.remove_callback(PrinterCallback)  # what it prints is in the log
-        self.projection = projection
-        self.teacher_projection = teacher_projection
-        self._teacher, self._sample, self._budget = teacher, sample, budget
+        self._student, self._budget = student, budget
 
     def compute_loss(
         self,
@@ -90,15 +55,7 @@ class DistillTrainer(Trainer):
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """The loss of a batch."""
-        outputs = outputs_of_batch(inputs, self._teacher)
-        hidden = trained_hidden(model, inputs)
-        tokens = log_weights = None
-        if self._sample is not None:
-            tokens, log_weights = self._sample.draw(inputs["input_ids"], outputs.top_tokens)
-        student_logits = self.projection(hidden, tokens)
-        with torch.no_grad():
-            teacher_logits = self.teacher_projection(outputs.hidden, tokens).to(student_logits.device)
-        loss = forward_kl(teacher_logits, student_logits, log_weights)
+        loss = self._student.loss(model, inputs)
         return (loss, None) if return_outputs else loss
 
     def train_from(self, checkpoint: Path | None) -> None:
@@ -117,10 +74,7 @@ class DistillTrainer(Trainer):
         self.model.eval()
         found = measure(
             map(self._prepare_inputs, self.get_eval_dataloader(eval_dataset)),
-            lambda batch: trained_hidden(self.model_wrapped, batch),
-            lambda batch: outputs_of_batch(batch, self._teacher),
-            self.projection,
-            self.teacher_projection,
+            lambda batch: self._student.logits(self.model_wrapped, batch),
         )
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in _to_metrics(found).items()}
         self.log(metrics)
@@ -138,17 +92,6 @@ class DistillTrainer(Trainer):
                 lambda step: rate(step, max(self._budget.share, step / num_training_steps)),
             )
         return self.lr_scheduler
-
-
-def trained_hidden(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The states of a model in training at the positions of a batch, of shape `(num_positions, hidden_size)`.
-
-    The model is called as accelerate has prepared it, which is as a whole; but for one position's logits only.
-    """
-    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-    outputs = model(**inputs, use_cache=False, output_hidden_states=True, logits_to_keep=1)
-    hidden: torch.Tensor = outputs.hidden_states[-1][batch["positions"]]
-    return hidden
 
 
 def rate(step: int, share: float) -> float:
@@ -231,16 +174,15 @@ class Reporter(TrainerCallback):
 
 
 def make_trainer(
-    student: PreTrainedModel,
+    student: Student,
     train: Dataset,
     held_out: Dataset,
     settings: DistillSettings,
     folder: WorkFolder,
     budget: TimeBudget,
     report: Callable[[str, int, int], None],
-    **parts: Any,
 ) -> DistillTrainer:
-    """A trainer with this project's settings; `parts` are the others of [`DistillTrainer`]."""
+    """A trainer with this project's settings."""
     has_accelerator = torch.accelerator.is_available()
     args = TrainingArguments(
         output_dir=str(folder.checkpoints),
@@ -265,14 +207,13 @@ def make_trainer(
         disable_tqdm=True,
     )
     return DistillTrainer(
-        model=student,
+        student=student,
         args=args,
         train_dataset=train,
         eval_dataset=held_out,
-        data_collator=Collator(parts["teacher_hidden_size"]),
+        data_collator=Collator(student.teacher.config.hidden_size),
         budget=budget,
         callbacks=[Reporter(folder, budget, report)],
-        **{name: part for name, part in parts.items() if name != "teacher_hidden_size"},
     )
 
 
@@ -296,5 +237,7 @@ def seconds_in(stateful_callbacks: Mapping[str, Any]) -> float:
     return float(kept.get("attributes", {}).get("seconds", 0.0))
 
 
-def _to_metrics(found: Agreement) -> dict[str, float]:
-    return {"kl": found.kl, "agreement": found.agreement, "acceptance": found.token_rule[1.0]}
+def _to_metrics(found: Sequence[Agreement]) -> dict[str, float]:
+    first, *deeper = found
+    metrics = {"kl": first.kl, "agreement": first.agreement, "acceptance": first.token_rule[1.0]}
+    return metrics | {f"agreement_{depth}": each.agreement for depth, each in enumerate(deeper, start=2)}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from ..vocabulary import UnsupportedError
 from .config import Eagle3Config
@@ -66,9 +69,10 @@ def load_head(
     config = read_config(name_or_path, **source)
     if config is None:
         raise UnsupportedError(f"`name_or_path` must hold an EAGLE-3 head, but {name_or_path!r} holds another model.")
-    head, info = Eagle3Head.from_pretrained(
-        name_or_path, config=config, dtype=dtype, key_mapping=RENAMED, output_loading_info=True, **source
-    )
+    with _quiet():  # what is missing is looked at below, and some of it may be
+        head, info = Eagle3Head.from_pretrained(
+            name_or_path, config=config, dtype=dtype, key_mapping=RENAMED, output_loading_info=True, **source
+        )
     head._weight_conversions = None  # or it would be saved under the names that it was read from
     missing = set(info["missing_keys"])
     _complete_vocabulary(head, missing, name_or_path)
@@ -84,6 +88,16 @@ def load_head(
             f"`name_or_path` must hold a whole head, but {name_or_path!r} lacks {', '.join(sorted(unread))}."
         )
     return head.eval()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def _from_flat(values: dict[str, Any]) -> Eagle3Config:

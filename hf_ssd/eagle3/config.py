@@ -104,8 +104,9 @@ class Eagle3Config(PreTrainedConfig):
         return self.layer
 
     def to_dict(self) -> dict[str, Any]:
-        """As `speculators` writes it, which names no `model_type`."""
-        return {name: value for name, value in super().to_dict().items() if name != "model_type"}
+        """As `speculators` writes it, which names no `model_type` and a class of its own."""
+        values = {name: value for name, value in super().to_dict().items() if name != "model_type"}
+        return {**values, "architectures": [ARCHITECTURE]}
 
     def to_diff_dict(self) -> dict[str, Any]:
         """The same: programs that read it do not agree on what holds where a field is missing."""

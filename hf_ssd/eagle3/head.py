@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -27,8 +27,8 @@ class Eagle3Output(ModelOutput):
     Args:
         hidden_states: Its own states, of shape `(batch_size, sequence_length, hidden_size)`. In a draft they take the
             place of the fused features that the target has not given yet.
-        logits: Over the draft vocabulary, of shape `(batch_size, sequence_length, draft_vocab_size)`, unless they were
-            not wanted.
+        logits: Over the draft vocabulary, of shape `(batch_size, sequence_length, draft_vocab_size)`, or
+            `(num_positions, draft_vocab_size)` where only those of some positions were wanted.
     """
 
     hidden_states: torch.FloatTensor | None = None
@@ -114,10 +114,13 @@ class Eagle3Head(PreTrainedModel):
     def forward(
         self,
         input_ids: torch.Tensor,
-        hidden_states: torch.Tensor,
+        hidden_states: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         return_logits: bool = True,
+        *,
+        features: torch.Tensor | None = None,
+        logits_at: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Eagle3Output:
         """Runs the head on tokens.
@@ -130,11 +133,20 @@ class Eagle3Head(PreTrainedModel):
             attention_mask: Of shape `(batch_size, num_slots)`, or additive of shape
                 `(batch_size, 1, sequence_length, num_slots)`; by default tokens see all that is before them.
             return_logits: Whether to project.
+            features: The target's features, to be fused here, instead of `hidden_states`.
+            logits_at: Which positions to project, if not all: bool, of shape `(batch_size, sequence_length)`.
             **kwargs: The cache under the name that this version of transformers has for it, extended in place.
 
         Returns:
             [`Eagle3Output`]: For each token, the prediction of the one after it.
+
+        Raises:
+            ValueError: If there is not one of `hidden_states` and `features`.
         """
+        if (hidden_states is None) == (features is None):
+            raise ValueError("Either `hidden_states` or `features` must be given, but got both or none.")
+        if features is not None:
+            hidden_states = self.fuse(features)
         cache: Cache | None = kwargs.pop(CACHE_KEY, None)
         if position_ids is None:
             num_cached = 0 if cache is None else cache.get_seq_length()
@@ -147,7 +159,7 @@ class Eagle3Head(PreTrainedModel):
             position_ids=position_ids,
             **{CACHE_KEY: cache},
         )
-        hidden_states = self.layers[0](
+        hidden_states = self.layer(
             embeddings,
             hidden_states,
             attention_mask=mask,
@@ -157,7 +169,8 @@ class Eagle3Head(PreTrainedModel):
         )
         if self.config.norm_output:
             hidden_states = self.norm(hidden_states)
-        return Eagle3Output(hidden_states, self.project(hidden_states) if return_logits else None)
+        wanted = hidden_states if logits_at is None else hidden_states[logits_at]
+        return Eagle3Output(hidden_states, self.project(wanted) if return_logits else None)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Fuses a target's features.
@@ -180,6 +193,11 @@ class Eagle3Head(PreTrainedModel):
         """Logits over the draft vocabulary, of shape `(..., draft_vocab_size)`, from the head's own states."""
         logits: torch.Tensor = self.lm_head(hidden_states if self.config.norm_output else self.norm(hidden_states))
         return logits
+
+    @property
+    def layer(self) -> Eagle3Layer:
+        """The one decoder layer."""
+        return cast(Eagle3Layer, self.layers[0])
 
     @property
     def draft_tokens(self) -> torch.Tensor:

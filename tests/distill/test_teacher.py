@@ -10,11 +10,11 @@ from tiny_models import make_target, tiny_llama, tiny_tokenizer
 
 from hf_ssd.distill import teacher as teacher_module
 from hf_ssd.distill.measuring import measure
+from hf_ssd.distill.model_kind import ModelStudent
 from hf_ssd.distill.projection import Projection
 from hf_ssd.distill.student import make_student
-from hf_ssd.distill.teacher import NUM_TOP, Teacher, add_outputs, hidden_at, outputs_of_batch, pad_texts
+from hf_ssd.distill.teacher import NUM_TOP, Collator, Teacher, add_outputs, pad_texts
 from hf_ssd.distill.texts import document_texts, frequent_tokens, num_positions, split_held_out
-from hf_ssd.distill.training import Collator
 
 FEATURES = Features({"input_ids": List(Value("int64")), "num_prompt_tokens": Value("int64")})
 
@@ -64,7 +64,7 @@ class TestCache:
         kept = add_outputs(texts, teacher, tmp_path, "some", lambda done, total: None).with_format("numpy")
         batch = Collator(hidden_size=32)([kept[i] for i in range(4)])
         live = teacher(batch["input_ids"], batch["attention_mask"], batch["positions"])
-        found = outputs_of_batch(batch, None)
+        found = teacher.outputs(batch)
         torch.testing.assert_close(found.hidden, live.hidden, rtol=1e-3, atol=1e-3)  # kept in 16 bits
         assert torch.equal(found.top_tokens, live.top_tokens)
 
@@ -146,11 +146,6 @@ class TestMeasuring:
         target = make_target()
         teacher = Teacher(target, Projection(target))
         batch = pad_texts([(row["input_ids"], row["num_prompt_tokens"]) for row in texts_of([12, 7])])
-        return measure(
-            [batch],
-            lambda batch: hidden_at(student.eval(), batch),
-            lambda batch: outputs_of_batch(batch, teacher),
-            Projection(student),
-            teacher.projection,
-            **kwargs,
-        )
+        learner = ModelStudent(student.eval(), teacher, torch.float32, None)
+        (found,) = measure([batch], lambda batch: learner.logits(student, batch), **kwargs)
+        return found

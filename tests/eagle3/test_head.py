@@ -111,6 +111,16 @@ class TestForward:
         torch.testing.assert_close(found.hidden_states[0], expected, atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(head.project(found.hidden_states)[0], logits, atol=2e-5, rtol=1e-4)
 
+    @torch.no_grad()
+    def test_it_fuses_features_itself_and_projects_what_is_asked_for(self, head: Eagle3Head) -> None:
+        states, logits = run(head)
+        at = torch.tensor([[True, False, False, True, True, False]])
+        found = head(torch.tensor([TOKENS]), features=features()[None], logits_at=at)
+        torch.testing.assert_close(found.hidden_states[0], states)
+        torch.testing.assert_close(found.logits, logits[at[0]])
+        with pytest.raises(ValueError, match="Either `hidden_states` or `features` must be given"):
+            head(torch.tensor([TOKENS]))
+
     def test_full_logits_have_the_targets_ids(self, head: Eagle3Head) -> None:
         _, logits = run(head)
         full = head.full_logits(logits)
@@ -137,6 +147,7 @@ class TestCheckpoints:
         assert weights.keys() == random_weights().keys()
         config = json.loads((tmp_path / "saved" / "config.json").read_text())
         assert config["speculators_model_type"] == "eagle3"
+        assert config["architectures"] == ["Eagle3Speculator"]
         assert config["norm_before_residual"] is False
         assert config["eagle_aux_hidden_state_layer_ids"] == [1, 5, 7]
         assert config["transformer_layer_config"]["model_type"] == "llama"
