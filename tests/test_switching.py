@@ -13,6 +13,7 @@ import torch
 from broken_models import RaisesLater
 from plain import assert_equals_plain
 from tiny_models import make_noisy, make_target, make_unrelated, padded_batch, prompt
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_ssd import SSDConfig, enable_ssd
 from hf_ssd.generation import generate_with_ssd, make_custom_generate
@@ -139,6 +140,53 @@ def test_tokens_follow_the_targets_distribution_under_the_token_rule(target, noi
             ids = generate_with_ssd(target, inputs=prompt(5), assistant_model=noisy, ssd_config=config, **settings)
         counts.append(torch.bincount(ids[:, -3:].flatten(), minlength=64) / ids[:, -3:].numel())
     assert (counts[0] - counts[1]).abs().max() < 0.06
+
+
+class ScriptedPolicy(CallPolicy):
+    """Has a plan for each round, and keeps the last one."""
+
+    plans: Sequence[Plan] = ()
+
+    def begin_row(self) -> None:
+        self._left = list(self.plans)
+        self.plan = self._left.pop(0)
+
+    def after_round(self, stats, duration_ms, likelihood=None) -> list[Switch]:
+        before = self.plan
+        self.plan = self._left.pop(0) if self._left else before
+        return [] if self.plan == before else [Switch(before, self.plan, "by the script")]
+
+
+class TwoTokens(LogitsProcessor):
+    """Leaves tokens 1 and 2, alike."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        scores = torch.full_like(scores, float("-inf"))
+        scores[:, 1:3] = 0.0
+        return scores
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_drafts_after_a_pause_are_drawn_anew(target, noisy, monkeypatch, rule) -> None:
+    """The first draft token after a start, and the first after the next: all are accepted, so none may tell another."""
+    monkeypatch.setattr(staff, "CallPolicy", ScriptedPolicy)
+    monkeypatch.setattr(ScriptedPolicy, "plans", [Plan("sd"), Plan("ar"), Plan("sd")])
+    num_rows = 100
+    config = SSDConfig(mode="auto", backend="inline", verification=rule, seed=3, num_assistant_tokens=1)
+    ids = generate_with_ssd(
+        target,
+        inputs=prompt(5),
+        assistant_model=noisy,
+        ssd_config=config,
+        do_sample=True,
+        max_new_tokens=8,
+        num_return_sequences=num_rows,
+        logits_processor=LogitsProcessorList([TwoTokens()]),
+    )
+    rounds = [r for r in target.ssd_stats.rounds if r.row == 0]
+    assert [(r.num_accepted, r.num_emitted) for r in rounds[:4]] == [(1, 2), (0, 1), (0, 1), (1, 2)]
+    first, second = ids[:, 6], ids[:, 10]
+    assert abs(int((first == second).sum()) - num_rows / 2) < 20  # four standard deviations
 
 
 class TestLimits:
