@@ -18,7 +18,7 @@ from .noise import GumbelNoise, derive_seed
 from .protocol import DraftRequest, Speculator, SpeculatorError
 from .recorder import Recorder
 from .sampling import find_fault, looks_only_at_scores
-from .types import ConcreteMode, Outcome, RoundStats, Speculation
+from .types import ConcreteMode, Outcome, Plan, RoundStats, Speculation
 from .verification import follow_tree, verify_block, verify_coupled, verify_token
 
 logger = logging.get_logger(__name__)
@@ -295,18 +295,27 @@ class Link:
     Args:
         speculator: Drafts; without one every speculation is empty.
         recorder: Takes down why it failed, and what it did.
-        on_degrade: Called when it has failed.
+        on_degrade: Called when it has failed, with the number of its assistant.
+        plan: Of the row's rounds, where that changes.
+
+    Attributes:
+        mode: Of the plan; `None` without one.
     """
 
     def __init__(
-        self, speculator: Speculator | None, recorder: Recorder, on_degrade: Callable[[], None] = lambda: None
+        self,
+        speculator: Speculator | None,
+        recorder: Recorder,
+        on_degrade: Callable[[int], None] = lambda assistant: None,
+        plan: Plan | None = None,
     ) -> None:
         self._speculator = speculator
         self._recorder = recorder
         self._on_degrade = on_degrade
+        self._assistant = 0 if plan is None else plan.assistant
+        self.mode: ConcreteMode | None = None if plan is None else plan.mode
         self._feature_layers: tuple[int, ...] = ()
         self._is_fresh = False  # begun where the row is, and told no outcome since
-        self.mode: ConcreteMode | None = None  # of the row's rounds, where that changes
 
     @property
     def is_drafting(self) -> bool:
@@ -323,15 +332,15 @@ class Link:
         self._feature_layers = request.feature_layers
         self._ask(lambda speculator: speculator.start(request))
 
-    def switch(self, mode: ConcreteMode, speculator: Speculator | None, request: DraftRequest | None) -> None:
+    def switch(self, plan: Plan, speculator: Speculator | None, request: DraftRequest | None) -> None:
         """Goes on with another speculator, or none, from where the row is now. The one before has been stopped.
 
         Args:
-            mode: Of the rounds from here on.
+            plan: Of the rounds from here on.
             speculator: Drafts from here on; it may be the one from before. `None` decodes plainly.
             request: What that needs. Its prompt is all that the row has so far.
         """
-        self.mode = mode
+        self.mode, self._assistant = plan.mode, plan.assistant
         self._speculator, self._is_fresh = speculator, speculator is not None
         self._feature_layers = () if request is None else request.feature_layers
         if request is not None:
@@ -392,7 +401,7 @@ class Link:
                 logger.warning(f"Generation goes on without the assistant, more slowly: {error}")
                 self._recorder.degraded = str(error)
             self._speculator = None
-            self._on_degrade()
+            self._on_degrade(self._assistant)
             return None
 
 

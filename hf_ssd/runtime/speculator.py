@@ -34,14 +34,19 @@ class Worker(ABC):
         self._owner = os.getpid()
 
     @contextlib.contextmanager
-    def reserve(self) -> Iterator[None]:
-        """Keeps the worker to the calling thread, once it is free."""
-        with self.lock:
+    def reserve(self, *, waits: bool = True) -> Iterator[bool]:
+        """Keeps the worker to the calling thread, once it is free. Yields whether it is, which without `waits` it may
+        not be.
+        """
+        if not self.lock.acquire(blocking=waits):
+            yield False
+            return
+        try:
             self.user = threading.get_ident()
-            try:
-                yield
-            finally:
-                self.user = None
+            yield True
+        finally:
+            self.user = None
+            self.lock.release()
 
     @property
     def is_own(self) -> bool:
@@ -105,7 +110,7 @@ class WorkerSpeculator:
         self.device = worker.device
         self._worker = worker
         self._timeout_s = timeout_s
-        self._row = -1
+        self._row: int | None = None
         self._vocab_size = 0
 
     def another(self) -> WorkerSpeculator:
@@ -119,15 +124,20 @@ class WorkerSpeculator:
         self._row = self._worker.begin_row(request, self.threads)
 
     def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> None:
+        assert self._row is not None
         self._worker.resolve(self._row, outcome, verify_ms)
 
     def receive(self) -> Speculation:
+        assert self._row is not None
         speculation = self._worker.receive(self._row, self._timeout_s)
         _check_speculation(speculation, self._vocab_size)
         return speculation
 
     def stop(self) -> None:
-        self._worker.end_row(self._row)
+        # Once only: by then the worker may serve another call.
+        row, self._row = self._row, None
+        if row is not None:
+            self._worker.end_row(row)
 
 
 def _check_speculation(speculation: Speculation, vocab_size: int) -> None:
