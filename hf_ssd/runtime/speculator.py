@@ -84,7 +84,8 @@ class Worker(ABC):
     # One row, each step as in [`Speculator`]
 
     @abstractmethod
-    def begin_row(self, request: DraftRequest, num_threads: int) -> int: ...
+    def begin_row(self, request: DraftRequest, num_threads: int, timeout_s: float) -> int:
+        """Returns the row's number. `timeout_s` is for a worker that has served: the first row may take longer."""
 
     @abstractmethod
     def resolve(self, row: int, outcome: Outcome, verify_ms: float | None) -> None: ...
@@ -121,7 +122,7 @@ class WorkerSpeculator:
         self._worker.wait_ready()
         assert self.threads is not None
         self._vocab_size = request.vocab_size
-        self._row = self._worker.begin_row(request, self.threads)
+        self._row = self._worker.begin_row(request, self.threads, self._timeout_s)
 
     def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> None:
         assert self._row is not None
