@@ -16,11 +16,11 @@ from plain import assert_equals_plain
 from tiny_models import make_noisy, make_target, make_unrelated, padded_batch, prompt
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from hf_ssd import SSDConfig, enable_ssd
+from hf_ssd import SSDConfig, enable_ssd, generation
 from hf_ssd.generation import generate_with_ssd, make_custom_generate
 from hf_ssd.matrix.encoders import ENCODER_FAMILIES
 from hf_ssd.monitoring import EventKind, Monitor
-from hf_ssd.planning import CallPolicy
+from hf_ssd.planning import CallPolicy, PlanMemory
 from hf_ssd.protocol import SpeculatorError
 from hf_ssd.runtime import pool, staff
 from hf_ssd.runtime.inline import InlineSpeculator
@@ -314,9 +314,10 @@ class TestAssistants:
 
     def test_one_that_is_remembered_and_cannot_be_had_leaves_the_others(self, target, twin, noisy, monkeypatch) -> None:
         config = SSDConfig(backend="inline", num_assistant_tokens=4)
-        enable_ssd(target, [noisy, twin], config)
-        expected = target.generate(prompt(7), max_new_tokens=200, do_sample=False)
-        assert [switch.after for switch in target.ssd_stats.switches if not switch.is_trial] == [Plan("ssd", 1)]
+        memory = PlanMemory(home=Plan("ssd", 1))
+        monkeypatch.setattr(generation, "_memory_of", lambda *args: memory)
+        kwargs = {"max_new_tokens": 60, "do_sample": False}
+        plain = target.generate(prompt(7), **kwargs)
 
         def speculator_for(assistant, *args, **kwargs):
             if assistant is twin:
@@ -325,7 +326,8 @@ class TestAssistants:
 
         real = staff.speculator_for
         monkeypatch.setattr(staff, "speculator_for", speculator_for)
-        assert target.generate(prompt(7), max_new_tokens=60, do_sample=False).equal(expected[:, :67])
+        ids = generate_with_ssd(target, inputs=prompt(7), assistant_model=[noisy, twin], ssd_config=config, **kwargs)
+        assert ids.equal(plain)
         stats = target.ssd_stats
         assert "no room for the assistant" in stats.degraded
         assert [switch.after for switch in stats.switches] == [Plan("ssd", 0)]
@@ -425,6 +427,23 @@ class TestAssistants:
             for each in (noisy, unrelated, [noisy, unrelated], [unrelated, noisy])
         ]
         assert all(text == texts[0] for text in texts)
+
+    def test_a_call_that_does_without_them_is_plain(self, target, noisy, unrelated) -> None:
+        kwargs = {"max_new_tokens": 20, "num_beams": 2, "do_sample": False}
+        plain = target.generate(prompt(7), **kwargs)
+        enable_ssd(target, noisy, AUTO)
+        assert target.generate(prompt(7), assistant_model=[unrelated, noisy], **kwargs).equal(plain)
+
+    def test_custom_generate_remembers_of_each_target(self, target, noisy) -> None:
+        generate = make_custom_generate(noisy, AUTO)
+        for each in (target, make_target()):
+            each.generate(prompt(7), max_new_tokens=30, do_sample=False, custom_generate=generate)
+            (memory,) = generation._MEMORIES._kinds[each].values()
+            assert memory.home is not None
+        fixed = make_custom_generate(noisy, {"backend": "inline"})
+        other = make_target()
+        other.generate(prompt(7), max_new_tokens=30, do_sample=False, custom_generate=fixed)
+        assert other not in generation._MEMORIES._kinds
 
     def test_custom_generate_takes_several(self, target, noisy, unrelated) -> None:
         plain = target.generate(prompt(7), max_new_tokens=30, do_sample=False)
