@@ -13,12 +13,7 @@ _LABS: list[ChaosLab] = []  # of a process that runs are given to
 
 
 def run_all(
-    num_runs: int,
-    seed: int,
-    num_jobs: int = 1,
-    tell: Callable[[str, int], None] = lambda name, number: None,
-    *,
-    policies: bool = False,
+    num_runs: int, seed: int, num_jobs: int = 1, tell: Callable[[str, int], None] = lambda name, number: None
 ) -> list[ChaosResult]:
     """The results of runs 0, 1, ... of a seed, in order.
 
@@ -27,7 +22,6 @@ def run_all(
         seed: Of what is random.
         num_jobs: Processes that do them.
         tell: Called with the name and number of each run.
-        policies: Whether calls may change their mode and their assistant.
     """
     results = []
     with ExitStack() as stack:
@@ -36,9 +30,9 @@ def run_all(
         else:
             context = multiprocessing.get_context("spawn")
             executor = stack.enter_context(ProcessPoolExecutor(num_jobs, context, initializer=_open_lab))
-            futures = [executor.submit(_run, seed, number, policies) for number in range(num_runs)]
+            futures = [executor.submit(_run, seed, number) for number in range(num_runs)]
         for number in range(num_runs):
-            run = draw_run(seed, number, policies=policies)
+            run = draw_run(seed, number)
             tell(f"{run.fault.name} ({run.backend})", number)
             # A fault holds functions, which do not travel; it is drawn again.
             results.append(lab.run(run) if num_jobs == 1 else ChaosResult(run, *futures[number].result()))
@@ -49,6 +43,6 @@ def _open_lab() -> None:
     _LABS.append(chaos_lab().__enter__())  # for as long as the process lives
 
 
-def _run(seed: int, number: int, policies: bool) -> tuple[str | None, str | None, float]:
-    result = _LABS[0].run(draw_run(seed, number, policies=policies))
+def _run(seed: int, number: int) -> tuple[str | None, str | None, float]:
+    result = _LABS[0].run(draw_run(seed, number))
     return result.problem, result.degraded, result.duration_s

@@ -9,14 +9,14 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import psutil
 import torch
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from ..config import Backend, Mode, SSDConfig
+from ..config import Backend, SSDConfig
 from ..generation import generate_with_ssd
 from ..matrix.run import families_named
 from ..matrix.zoo import VOCAB_SIZE
@@ -42,8 +42,6 @@ class ChaosRun:
         num_rows: Rows of the batch.
         seed: Seed of sampling, `None` for greedy decoding.
         num_tokens: Tokens per row.
-        mode: Of the call.
-        num_assistants: That may draft. The fault strikes the first.
     """
 
     number: int
@@ -53,13 +51,6 @@ class ChaosRun:
     num_rows: int
     seed: int | None
     num_tokens: int
-    mode: Mode = "ssd"
-    num_assistants: int = 1
-
-    @property
-    def has_policy(self) -> bool:
-        """Whether the call may leave the assistant that the fault strikes."""
-        return self.mode == "auto" or self.num_assistants > 1
 
 
 @dataclass(frozen=True)
@@ -85,17 +76,11 @@ class ChaosResult:
         return {**run, "problem": self.problem, "degraded": self.degraded, "duration_s": self.duration_s}
 
 
-def draw_run(seed: int, number: int, *, policies: bool = False) -> ChaosRun:
-    """Run `number` of a seed. Faults come in turn, so that each is met about as often; all else is random.
-
-    Args:
-        seed: Of all runs.
-        number: Which run.
-        policies: Whether calls may change their mode and their assistant.
-    """
+def draw_run(seed: int, number: int) -> ChaosRun:
+    """Run `number` of a seed. Faults come in turn, so that each is met about as often; all else is random."""
     draw = random.Random(f"{seed} {number}")
     fault = FAULTS[number % len(FAULTS)]
-    run = ChaosRun(
+    return ChaosRun(
         number,
         fault,
         backend=draw.choice(fault.backends),
@@ -104,11 +89,6 @@ def draw_run(seed: int, number: int, *, policies: bool = False) -> ChaosRun:
         seed=draw.choice([None, draw.getrandbits(32)]),
         num_tokens=draw.randint(32, 48),
     )
-    if not policies:
-        return run
-    kinds: list[tuple[Mode, int]] = [("auto", 1), ("auto", 2), ("ssd", 2)]
-    mode, num_assistants = draw.choice(kinds)
-    return replace(run, mode=mode, num_assistants=num_assistants)
 
 
 class ChaosLab:
@@ -118,15 +98,13 @@ class ChaosLab:
         family = families_named(["llama"])[0]
         self._target = family.make()
         self._assistant = family.make_assistant()
-        self._second = family.make_assistant()
         self._warnings = _Warnings()
         self._warm_up()
         self._before = self._belongings()
 
     def close(self) -> None:
         """Ends the workers."""
-        for assistant in (self._assistant, self._second):
-            pool.close_worker(assistant)
+        pool.close_worker(self._assistant)
 
     def run(self, run: ChaosRun) -> ChaosResult:
         """Does a run: the call, then one without a fault, and looks at what is left."""
@@ -147,7 +125,7 @@ class ChaosLab:
         if fault.mischief is not None:
             assistant = Saboteur.of(assistant, fault.mischief, run.step)
         if fault.around is not Fault.around:
-            self.close()  # they would have started already
+            pool.close_worker(assistant)  # it would have started already
         expected = self._expected(run)
         interruption: BaseException | None = None
         ids = torch.empty(0)
@@ -166,7 +144,7 @@ class ChaosLab:
             return f"raised {interruption!r}"
         elif not torch.equal(ids, expected):
             return f"gave {ids.tolist()} instead of {expected.tolist()}"
-        elif fault.ending == "degraded" and stats.degraded is None and not run.has_policy:
+        elif fault.ending == "degraded" and stats.degraded is None:
             return "went on as if nothing had happened"
         elif len(warnings) != (stats.degraded is not None):
             return f"warned {len(warnings)} times: {warnings}"
@@ -202,7 +180,6 @@ class ChaosLab:
     def _generate(self, run: ChaosRun, assistant: PreTrainedModel, *, strikes: bool) -> torch.Tensor:
         hangs = strikes and run.fault.hangs
         config = SSDConfig(
-            mode=run.mode if strikes else "ssd",
             backend=run.backend,
             seed=run.seed,
             timeout_s=HANG_TIMEOUT_S if hangs else MAX_S,
@@ -212,11 +189,7 @@ class ChaosLab:
         if strikes and run.fault.strike is not None:
             criteria.append(_StrikeAt(run, assistant))
         ids: torch.Tensor = generate_with_ssd(
-            self._target,
-            assistant_model=[assistant, self._second][: run.num_assistants if strikes else 1],
-            ssd_config=config,
-            stopping_criteria=criteria,
-            **_arguments(run),
+            self._target, assistant_model=assistant, ssd_config=config, stopping_criteria=criteria, **_arguments(run)
         )
         return ids
 
@@ -228,12 +201,11 @@ class ChaosLab:
     def _belongings(self) -> dict[str, int]:
         """What this process has that a call may not add to: the workers that it may keep are not counted."""
         this = psutil.Process()
-        kept = [pool.living_workers(assistant) for assistant in (self._assistant, self._second)]
-        num_processes, num_threads = (sum(each) for each in zip(*kept, strict=True))
+        has_process, has_thread = pool.living_workers(self._assistant)
         return {
-            "processes": len(this.children(recursive=True)) - num_processes,
-            "descriptors": this.num_fds() - num_processes,  # their sockets
-            "threads": threading.active_count() - num_threads,
+            "processes": len(this.children(recursive=True)) - has_process,
+            "descriptors": this.num_fds() - has_process,  # its socket
+            "threads": threading.active_count() - has_thread,
         }
 
     def _warm_up(self) -> None:

@@ -18,9 +18,6 @@ def chaos(
     runs: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 200,
     seed: Seed = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that do them.")] = 1,
-    policies: Annotated[
-        bool, typer.Option("--policies", help='Let calls change their mode and assistant: mode="auto", two assistants.')
-    ] = False,
     markdown: Markdown = None,
     as_json: AsJson = False,
 ) -> None:
@@ -30,13 +27,10 @@ def chaos(
 
     with errors():
         results = run_with_progress(
-            lambda progress: run_all(
-                runs, seed, jobs, lambda name, number: progress(name, number, runs), policies=policies
-            )
+            lambda progress: run_all(runs, seed, jobs, lambda name, number: progress(name, number, runs))
         )
         if markdown is not None:
             settings = f"--runs {runs} --seed {seed}" + (f" --jobs {jobs}" if jobs > 1 else "")
-            settings += " --policies" if policies else ""
             write_chaos(results, markdown, f"hf-ssd chaos {settings} --markdown {markdown}")
     failing = [each for each in results if each.problem is not None]
     if as_json:

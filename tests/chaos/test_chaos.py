@@ -60,20 +60,6 @@ def test_runs_in_this_process_go_well(lab, name, backend):
     assert (result.degraded is not None) == (name == "the assistant raises")
 
 
-@pytest.mark.parametrize(("mode", "num_assistants"), [("auto", 1), ("auto", 2), ("ssd", 2)])
-@pytest.mark.parametrize("name", ["the caller's criterion raises", "the assistant raises"])
-def test_runs_with_a_policy_go_well(lab, name, mode, num_assistants):
-    result = lab.run(run_of(name, "stream", mode=mode, num_assistants=num_assistants, num_rows=2))
-    assert result.problem is None
-
-
-def test_runs_with_a_policy_are_the_same_else():
-    for number in range(30):
-        run = draw_run(0, number, policies=True)
-        assert run.has_policy
-        assert dataclasses.replace(run, mode="ssd", num_assistants=1) == draw_run(0, number)
-
-
 @pytest.mark.slow
 def test_a_killed_worker(lab):
     result = lab.run(run_of("the worker is killed", "process", num_rows=2, seed=7))
