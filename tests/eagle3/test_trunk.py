@@ -155,6 +155,20 @@ def test_a_prompt_of_which_the_target_reads_the_end_only(target) -> None:
     check(trunk, features, driver.engine._root.hidden)
 
 
+@pytest.mark.parametrize("num_common", [0, 2])
+def test_another_row_after_a_late_beginning(target, num_common: int) -> None:
+    """As with two chats in turn, each on a cache of its own: the second is shorter than where the first one began."""
+    driver = Driver(target, make_trained_head(target), SSDConfig(num_assistant_tokens=3))
+    driver.engine.resolve(Outcome(0, 9, driver.features(driver.row)[5:]))
+    row = [*driver.row[:num_common], *prompt(5 - num_common, seed=3)[0].tolist()]
+    driver.engine.start(replace(driver.request, prompt_ids=tuple(row)))
+    features = driver.features(row)[-2:]
+    driver.engine.resolve(Outcome(0, 11, features))
+    trunk = driver.engine._trunk
+    assert trunk.reading.tokens == [row[-1], 11]
+    check(trunk, features, driver.engine._root.hidden)
+
+
 @pytest.mark.parametrize("num_unseen", [0, 3])
 def test_a_row_that_goes_on_as_a_new_one(target, num_unseen: int) -> None:
     """As after a change of mode, or in a next turn on the caller's cache. What it missed ends what the head knows."""
