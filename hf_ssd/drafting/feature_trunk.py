@@ -80,7 +80,11 @@ class FeatureTrunk(Trunk):
             features = self._features_of_prompt(features)
             self.reading.tokens = self._row[self._first :]
             self.reading.is_waiting = False
-        self._features.append(features)
+        limit = self.assistant.max_length
+        if limit is not None and self.num_read >= limit:
+            self._features = []  # with one more token there is no position left: nothing of the row is read any more
+        else:
+            self._features.append(features)
 
     def _features_of_prompt(self, features: torch.Tensor) -> torch.Tensor:
         """Decides where the reading begins. Returns those features that are not known yet.

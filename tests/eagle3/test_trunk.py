@@ -217,6 +217,26 @@ def test_reading_the_prompt_is_no_draft_step(target, num_tokens: int, monkeypatc
     assert pace.step(1) == pytest.approx(10.0, rel=0.3)
 
 
+def test_features_of_what_is_never_read_are_dropped(target) -> None:
+    """As from there on where the head's positions end."""
+    limit = 16
+    head = make_trained_head(target)
+    head.config.layer.max_position_embeddings = limit
+    driver = Driver(target, head, SSDConfig(num_assistant_tokens=3))
+    for bonus in range(5, 25):
+        driver.resolve(0, bonus)
+        while driver.engine.deepen():
+            pass
+        assert sum(map(len, driver.engine._trunk._features)) <= 2
+    assert driver.engine._trunk.num_cached <= limit
+    # The next row begins with the same tokens, and is read from what is known of them.
+    driver.engine.start(replace(driver.request, prompt_ids=tuple(driver.row[:12])))
+    features = driver.features(driver.row[:12])
+    driver.engine.resolve(Outcome(0, 30, features[-1:]))
+    assert driver.engine._trunk.reading.tokens == [*driver.row[1:12], 30]
+    check(driver.engine._trunk, features, driver.engine._root.hidden)
+
+
 def test_an_outcome_without_features_is_an_error(target) -> None:
     driver = Driver(target, make_head(target), SSDConfig())
     with pytest.raises(ValueError, match="must bring the target's features"):
