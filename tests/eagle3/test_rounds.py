@@ -190,6 +190,17 @@ class TestGreedily:
         assert sum(each.num_accepted for each in last) > 6 * num_rows
         assert any(each.origin is Origin.CACHE and each.num_accepted for each in last) or plans[-1].mode == "sd"
 
+    @pytest.mark.parametrize("backend", ["stream", "process"])
+    def test_a_head_comes_back_beside_the_target(self, shared, backend: str, beginnings, monkeypatch) -> None:
+        target, head = shared
+        monkeypatch.setattr(staff, "CallPolicy", ScriptedPolicy)
+        monkeypatch.setattr(ScriptedPolicy, "plans", SCRIPTS[0])
+        config = SSDConfig(mode="auto", num_assistant_tokens=4, ngram_drafts=False, backend=backend)
+        stats = assert_equals_plain(target, head, prompt(8), config, max_new_tokens=80)
+        assert [each.mode for each in stats.rounds[:9:4]] == ["ssd", "ar", "ssd"]
+        assert sum(each.num_accepted for each in stats.rounds[9:]) > 10
+        assert set(beginnings) == ({1} if backend == "stream" else set())
+
     def test_a_head_that_comes_back_after_long(self, target, head, beginnings, monkeypatch) -> None:
         """Little is kept for it: it begins there."""
         monkeypatch.setattr(staff, "CallPolicy", ScriptedPolicy)
