@@ -299,6 +299,9 @@ class Link:
         on_degrade: Called when it has failed.
         plan: Of the row's rounds, where that changes.
         feature_layers: Which of the target's states each assistant reads, where plans may name it.
+
+    Attributes:
+        mode: Of the plan; `None` without one.
     """
 
     def __init__(
@@ -312,7 +315,8 @@ class Link:
         self._speculator = speculator
         self._recorder = recorder
         self._on_degrade = on_degrade
-        self._plan = plan
+        self._assistant = 0 if plan is None else plan.assistant
+        self.mode: ConcreteMode | None = None if plan is None else plan.mode
         self._feature_layers: tuple[int, ...] = ()
         self._backlogs = {number: FeatureBacklog(ids) for number, ids in enumerate(feature_layers) if ids}
         self._is_fresh = False  # begun where the row is, and told no outcome since
@@ -321,11 +325,6 @@ class Link:
     def is_drafting(self) -> bool:
         """Whether there is a speculator, which has not failed."""
         return self._speculator is not None
-
-    @property
-    def mode(self) -> ConcreteMode | None:
-        """Of the row's rounds, where that changes."""
-        return None if self._plan is None else self._plan.mode
 
     @property
     def watched_layers(self) -> frozenset[int]:
@@ -346,7 +345,7 @@ class Link:
             speculator: Drafts from here on; it may be the one from before. `None` decodes plainly.
             request: What that needs. Its prompt is all that the row has so far.
         """
-        self._plan = plan
+        self.mode, self._assistant = plan.mode, plan.assistant
         self._speculator, self._is_fresh = speculator, speculator is not None
         self._feature_layers = () if request is None else request.feature_layers
         if request is not None:
@@ -387,7 +386,7 @@ class Link:
         if not self._feature_layers:
             return None
         given = features(self._feature_layers)
-        backlog = None if self._plan is None else self._backlogs.get(self._plan.assistant)
+        backlog = self._backlogs.get(self._assistant)
         return given if backlog is None or not is_fresh else torch.cat([backlog.all(), given])
 
     def _keep_features(self, features: FeatureGetter) -> None:
@@ -398,7 +397,7 @@ class Link:
             except LookupError:  # the head will fail if it is asked
                 del self._backlogs[number]
                 continue
-            if self.is_drafting and self._plan is not None and self._plan.assistant == number:
+            if self.is_drafting and self._assistant == number:
                 backlog.told()
 
     def receive(self) -> Speculation:
@@ -428,8 +427,7 @@ class Link:
                 logger.warning(f"Generation goes on without the assistant, more slowly: {error}")
                 self._recorder.degraded = str(error)
             self._speculator = None
-            if self._plan is not None:
-                self._backlogs.pop(self._plan.assistant, None)  # it will not be asked again
+            self._backlogs.pop(self._assistant, None)  # it will not be asked again
             self._on_degrade()
             return None
 
