@@ -14,11 +14,12 @@ from transformers.utils import logging
 
 from .compat import CACHE_KEY
 from .config import Rule
+from .eagle3 import FeatureBacklog, FeatureGetter
 from .noise import GumbelNoise, derive_seed
 from .protocol import DraftRequest, Speculator, SpeculatorError
 from .recorder import Recorder
 from .sampling import find_fault, looks_only_at_scores
-from .types import ConcreteMode, Outcome, RoundStats, Speculation
+from .types import ConcreteMode, Outcome, Plan, RoundStats, Speculation
 from .verification import follow_tree, verify_block, verify_coupled, verify_token
 
 logger = logging.get_logger(__name__)
@@ -296,17 +297,29 @@ class Link:
         speculator: Drafts; without one every speculation is empty.
         recorder: Takes down why it failed, and what it did.
         on_degrade: Called when it has failed.
+        plan: Of the row's rounds, where that changes.
+        feature_layers: Which of the target's states each assistant reads, where plans may name it.
+
+    Attributes:
+        mode: Of the plan; `None` without one.
     """
 
     def __init__(
-        self, speculator: Speculator | None, recorder: Recorder, on_degrade: Callable[[], None] = lambda: None
+        self,
+        speculator: Speculator | None,
+        recorder: Recorder,
+        on_degrade: Callable[[], None] = lambda: None,
+        plan: Plan | None = None,
+        feature_layers: Sequence[tuple[int, ...]] = (),
     ) -> None:
         self._speculator = speculator
         self._recorder = recorder
         self._on_degrade = on_degrade
+        self._assistant = 0 if plan is None else plan.assistant
+        self.mode: ConcreteMode | None = None if plan is None else plan.mode
         self._feature_layers: tuple[int, ...] = ()
+        self._backlogs = {number: FeatureBacklog(ids) for number, ids in enumerate(feature_layers) if ids}
         self._is_fresh = False  # begun where the row is, and told no outcome since
-        self.mode: ConcreteMode | None = None  # of the row's rounds, where that changes
 
     @property
     def is_drafting(self) -> bool:
@@ -314,24 +327,25 @@ class Link:
         return self._speculator is not None
 
     @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Which of the target's states the speculator wants to know with each outcome."""
-        return self._feature_layers if self.is_drafting else ()
+    def watched_layers(self) -> frozenset[int]:
+        """Which of the target's states the speculator wants to know, or another one if it is asked later."""
+        own = self._feature_layers if self.is_drafting else ()
+        return frozenset(own).union(*(each.layer_ids for each in self._backlogs.values()))
 
     def start(self, request: DraftRequest) -> None:
         """Begins the row: the assistant reads the prompt while the target does."""
         self._feature_layers = request.feature_layers
         self._ask(lambda speculator: speculator.start(request))
 
-    def switch(self, mode: ConcreteMode, speculator: Speculator | None, request: DraftRequest | None) -> None:
+    def switch(self, plan: Plan, speculator: Speculator | None, request: DraftRequest | None) -> None:
         """Goes on with another speculator, or none, from where the row is now. The one before has been stopped.
 
         Args:
-            mode: Of the rounds from here on.
+            plan: Of the rounds from here on.
             speculator: Drafts from here on; it may be the one from before. `None` decodes plainly.
             request: What that needs. Its prompt is all that the row has so far.
         """
-        self.mode = mode
+        self.mode, self._assistant = plan.mode, plan.assistant
         self._speculator, self._is_fresh = speculator, speculator is not None
         self._feature_layers = () if request is None else request.feature_layers
         if request is not None:
@@ -342,7 +356,7 @@ class Link:
         row: Row,
         decision: Decision,
         verify_ms: float | None = None,
-        features: Callable[[], torch.Tensor] | None = None,
+        features: FeatureGetter | None = None,
     ) -> None:
         """Tells the outcome, unless the answer would be for nothing.
 
@@ -350,20 +364,41 @@ class Link:
             row: The row.
             decision: Its latest.
             verify_ms: How long that took, in milliseconds.
-            features: Gives what the speculator reads of the target's layers.
+            features: Gives what a speculator reads of the target's layers.
         """
-        self._is_fresh = False
+        is_fresh, self._is_fresh = self._is_fresh, False
         if decision.fault is not None or row.ends_with(decision.tokens):
             return
 
         def tell(speculator: Speculator) -> None:
             try:
-                given = None if features is None else features()
+                given = None if features is None else self._told_features(features, is_fresh)
             except LookupError as error:
                 raise SpeculatorError(str(error)) from error
             speculator.resolve(Outcome(decision.node, decision.tokens[-1], given), verify_ms)
 
         self._ask(tell)
+        if features is not None:
+            self._keep_features(features)
+
+    def _told_features(self, features: FeatureGetter, is_fresh: bool) -> torch.Tensor | None:
+        """What the speculator is told: after a switch all that it has missed too."""
+        if not self._feature_layers:
+            return None
+        given = features(self._feature_layers)
+        backlog = self._backlogs.get(self._assistant)
+        return given if backlog is None or not is_fresh else torch.cat([backlog.all(), given])
+
+    def _keep_features(self, features: FeatureGetter) -> None:
+        """Keeps what heads may have to be told later."""
+        for number, backlog in list(self._backlogs.items()):
+            try:
+                backlog.add(features(backlog.layer_ids))
+            except LookupError:  # the head will fail if it is asked
+                del self._backlogs[number]
+                continue
+            if self.is_drafting and self._assistant == number:
+                backlog.told()
 
     def receive(self) -> Speculation:
         """The speculation that follows the latest outcome; an empty one where there is no speculator, or no outcome.
@@ -392,6 +427,7 @@ class Link:
                 logger.warning(f"Generation goes on without the assistant, more slowly: {error}")
                 self._recorder.degraded = str(error)
             self._speculator = None
+            self._backlogs.pop(self._assistant, None)  # it will not be asked again
             self._on_degrade()
             return None
 

@@ -40,8 +40,9 @@ class Outcome:
     with those that it follows. For a chain that is the number of tokens kept.
 
     `features` are the target's states of the tokens that its forward read and that belong to the row now: of the last
-    token before the draft tokens (of all of the prompt, after a prefill) and of the draft tokens kept; of shape
-    `(num_tokens, feature_size)`. Only a speculator whose request names layers gets them.
+    token before the draft tokens and of the draft tokens kept; after a prefill of the prompt, or the end of it; after a
+    change of plan also of what was decoded meanwhile. Their shape is `(num_tokens, feature_size)`. Only a speculator
+    whose request names layers gets them.
     """
 
     node: int

@@ -431,9 +431,7 @@ class DraftEngine:
         if backup == "none":
             return Origin.NONE
         if backup == "jit":
-            started = time.monotonic()
             yield from self._draft_just_in_time()
-            self._backup.jit_took((time.monotonic() - started) * 1e3)
         else:
             for copy in copies:
                 self._add_copy(self._root, copy)
@@ -483,8 +481,12 @@ class DraftEngine:
         with self._span("just in time"):
             if self.config.mode != "ssd":
                 self._proposer.activate(self._tokens)
-            started, num_run = time.monotonic(), 1
+            began = started = time.monotonic()
+            num_run = len(self._trunk.pending)
             yield from self._read_row()
+            if num_run > MAX_STEP_TOKENS:  # a head reads its prompt here: no step, miss or round is like that
+                began, num_run = time.monotonic(), 0
+                self._pace.interrupted()
             if self._is_wanted_after(self._root):
                 self._add_drafts([self._root])
             num_before = self._trunk.num_branch_slots
@@ -493,11 +495,13 @@ class DraftEngine:
                 if self._max_tree_tokens:
                     # More than can be sent would be waited for in vain.
                     nodes = nodes[: max(self._max_tree_tokens - (self._trunk.num_branch_slots - num_before), 0)]
-                self._pace.step.update(num_run, (time.monotonic() - started) * 1e3)
+                if num_run:
+                    self._pace.step.update(num_run, (time.monotonic() - started) * 1e3)
                 if not nodes:
-                    return
+                    break
                 started, num_run = time.monotonic(), len(nodes)
                 yield from self._run(nodes)
+            self._backup.jit_took((time.monotonic() - began) * 1e3)
 
     def _next_just_in_time(self) -> list[Node]:
         pending = self._ready([node for node in self._frontier if not node.is_run and self._can_run(node)])

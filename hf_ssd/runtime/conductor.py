@@ -21,7 +21,13 @@ RequestMaker = Callable[[Row, int], DraftRequest]  # for a row, and an assistant
 
 
 class Crew(Protocol):
-    """Assistants and cores. An assistant that is never asked for costs nothing."""
+    """Assistants and cores. An assistant that is never asked for costs nothing.
+
+    Attributes:
+        feature_layers: Which of the target's states each assistant reads.
+    """
+
+    feature_layers: Sequence[tuple[int, ...]]
 
     def of_row(self, assistant: int, row: int) -> Speculator:
         """That of an assistant, by its number, for a row of that index."""
@@ -60,9 +66,8 @@ class PolicyConductor:
         plan = self._policy.plan
         speculators = self._speculators(rows, plan)
         self._crew.set_threads(speculators[0])
-        links = [Link(speculator, self._recorder, self._lost) for speculator in speculators]
-        for link in links:
-            link.mode = plan.mode
+        layers = self._crew.feature_layers
+        links = [Link(speculator, self._recorder, self._lost, plan, layers) for speculator in speculators]
         return links, [self._request_now(row, plan) for row in rows]
 
     def _speculators(self, rows: Sequence[Row], plan: Plan) -> list[Speculator | None]:
@@ -99,7 +104,7 @@ class PolicyConductor:
         speculators = self._speculators([row for row, _ in active], plan)
         self._crew.set_threads(speculators[0])
         for (row, link), speculator in zip(active, speculators, strict=True):
-            link.switch(plan.mode, speculator, None if speculator is None else self._request_now(row, plan))
+            link.switch(plan, speculator, None if speculator is None else self._request_now(row, plan))
 
     def _request_now(self, row: Row, plan: Plan) -> DraftRequest:
         """What an assistant needs to go on with a row from where it is."""
