@@ -6,7 +6,7 @@ Pure: figures of rounds in, decisions out. Nothing here knows a model, a process
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..types import Plan, Switch
 from .costs import Cost, RoundCosts
@@ -198,7 +198,10 @@ class PlanChooser:
         is_far = new.ms_per_token > FAR * old.ms_per_token
         trial.interval = min((4 if is_far else 2) * trial.interval, MAX_INTERVAL)
         word = "slower" if new.ms_per_token > old.ms_per_token else "hardly faster"
-        return self._go_to(self._home, f"{word}: {figures}", is_trial=True)
+        return self._go_back(f"{word}: {figures}")
+
+    def _go_back(self, reason: str) -> Switch:
+        return replace(self._go_to(self._home, reason, is_trial=True), is_return=True)
 
     def _adopt(self, is_sure: bool, reason: str) -> Switch:
         """Makes the plan that is being tried home."""
