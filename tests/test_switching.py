@@ -299,6 +299,8 @@ class TestWhatIsTold:
         ahead = [r for r in stats.rounds if r.mode == "ssd"]
         looked_up = [r for r in ahead if r.miss is not None or r.origin is Origin.CACHE]
         assert stats.hit_rate == sum(r.origin is Origin.CACHE for r in ahead) / len(looked_up)
+        assert stats.num_hits + stats.num_misses == len(looked_up)
+        assert any(r.num_accepted for r in stats.rounds if r.mode == "sd")
 
 
 def test_the_assistant_rests_in_plain_rounds_and_the_target_has_its_cores(target, shared_noisy, monkeypatch) -> None:
