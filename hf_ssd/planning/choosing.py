@@ -112,6 +112,20 @@ class PlanChooser:
             track.cost = track.rounds.cost() or track.cost
         return self._judge_trial() if self.is_trying else self._look_around(likelihood)
 
+    def restarted(self) -> None:
+        """The assistant has to read the row: the next rounds say nothing about the plan."""
+        self._num_here = 0
+
+    def rows_changed(self) -> Switch | None:
+        """Another number of rows goes on together: what rounds have cost says nothing about those to come.
+
+        What is remembered is what was known of the rows until now. Returns the end of the trial, where there was one.
+        """
+        self.remember()
+        self._memory = PlanMemory()
+        self._tracks = {plan: _Track(track.interval, track.num_waited) for plan, track in self._tracks.items()}
+        return self._go_back("other rows than before") if self.is_trying else None
+
     def drop(self, assistant: int) -> Switch | None:
         """Takes out the plans of an assistant that is lost. Returns where that leads, if `plan` is another now."""
         left = {plan: track for plan, track in self._tracks.items() if plan.mode == "ar" or plan.assistant != assistant}
