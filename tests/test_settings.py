@@ -73,6 +73,11 @@ EFFECTS = {
     "target_threads": Effect(1, 2, lambda stats, _: stats.target_threads, {**PROCESS, "assistant_threads": 1}),
     "assistant_threads": Effect(1, 2, lambda stats, _: stats.assistant_threads, {**PROCESS, "target_threads": 1}),
     "timeout_s": Effect(50.0, 70.0, lambda _, timeouts: set(timeouts), PROCESS),
+    "token_budget": Effect(None, 8, lambda stats, _: stats.tokens_by_mode.get("ar")),
+    # No machine takes so little time per token.
+    "sla_ms_per_token": Effect(None, 1e-6, lambda stats, _: len(stats.switches)),
+    "memory_budget": Effect(None, 1, lambda stats, _: stats.num_hits),
+    "draft_threshold": Effect(0.0, 0.9, drafts, {**INLINE, "mode": "sd", "num_assistant_tokens": 8}),
     "trace": Effect(False, True, lambda stats, _: (bool(stats.verifier_spans), bool(stats.speculator_spans))),
 }
 

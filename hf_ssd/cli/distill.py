@@ -34,7 +34,10 @@ def distill(
         int | None,
         typer.Option(help="Tokens that an EAGLE-3 head may draft. Default: a quarter.", show_default=False),
     ] = None,
-    depth: Annotated[int, typer.Option(help="Tokens that an EAGLE-3 head drafts in training.")] = 4,
+    depth: Annotated[
+        int | None,
+        typer.Option(help="Tokens that an EAGLE-3 head drafts in training. Default: 4.", show_default=False),
+    ] = None,
     data: Annotated[
         str,
         typer.Option(

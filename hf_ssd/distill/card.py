@@ -111,11 +111,6 @@ def _front_matter(result: DistillResult) -> str:
 
 
 def _model(result: DistillResult) -> str:
-    shared = (
-        "Token embedding and output projection are the target's, unchanged."
-        if result.shares_embedding
-        else "Token embedding and output projection are its own."
-    )
     first = (
         f"- Type `{result.model_type}`: {result.layers[0]} decoder layers of width {result.width[0]}; the target has "
         f"{result.layers[1]} of width {result.width[1]}."
@@ -126,16 +121,25 @@ def _model(result: DistillResult) -> str:
             f"`{result.model_type}` and width {result.width[0]} that reads states of three of the target's "
             f"{result.layers[1]} layers, of width {result.width[1]}. It drafts {result.draft_vocab_size:,} tokens."
         )
-        shared = "Token embedding and output projection are the target's; the former is not stored again."
     return "\n".join(
         [
             first,
-            f"- {result.own_parameters:,} parameters were trained. {shared}",
+            f"- {result.own_parameters:,} parameters were trained. {_shared(result)}",
             f"- Vocabulary and tokenizer are the target's. Weights are {result.dtype}.",
             "- `frequent_tokens.json` lists the token ids that the target says most often, for the draft vocabulary.",
             "- The target's licence holds for it too.",
         ]
     )
+
+
+def _shared(result: DistillResult) -> str:
+    shares = {"token embedding": result.shares_embedding, "output projection": result.shares_projection}
+    stored = " The embedding is not stored again." if result.kind == "eagle3" and result.shares_embedding else ""
+    if len(set(shares.values())) == 1:
+        whose = "the target's, unchanged" if result.shares_embedding else "its own"
+        return f"Token embedding and output projection are {whose}.{stored}"
+    same, own = sorted(shares, key=lambda name: not shares[name])
+    return f"The {same} is the target's, unchanged; the {own} is its own.{stored}"
 
 
 def _training(result: DistillResult) -> str:

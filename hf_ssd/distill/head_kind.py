@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..decoders import decoder_config
 from ..drafting.draft_vocab import resolve_size
-from ..eagle3 import Eagle3Head, decoder_layers, default_layer_ids, load_head, read_config
+from ..eagle3 import Eagle3Head, check_head, decoder_layers, default_layer_ids, feature_layers, load_head
+from ..vocabulary import UnsupportedError
 from .head_start import calibrate, draft_tokens, make_head, regress
 from .kinds import Kind, Student
 from .losses import forward_kl
 from .measuring import CHUNK, Batch, LogitPairs
+from .settings import DEFAULT_DEPTH
 from .teacher import Collator
 from .texts import frequent_tokens
 from .unrolling import has_room, unrolled_logits
@@ -32,12 +35,12 @@ class HeadKind(Kind):
         """Those that published heads read, or those that the head to go on from reads.
 
         Raises:
-            UnsupportedError: If the target has no layers that can be found, or fewer than that head reads.
+            UnsupportedError: If the target has no layers that can be found, or that head is another target's.
         """
+        if self.settings.init_from is not None:
+            return feature_layers(self.target, self._given(self.settings.init_from))
         decoder_layers(self.target)
-        num_layers = self.target.config.get_text_config(decoder=True).num_hidden_layers
-        config = None if self.settings.init_from is None else read_config(self.settings.init_from)
-        return default_layer_ids(num_layers) if config is None else config.layer_ids(num_layers)
+        return default_layer_ids(decoder_config(self.target).num_hidden_layers)
 
     def make(self, texts: Dataset, work: Path) -> Student:
         """A head that begins as a linear regression, or the one to go on from."""
@@ -46,17 +49,38 @@ class HeadKind(Kind):
             vocab_size = self.teacher.projection.vocab_size
             size = min(settings.draft_vocab_size or resolve_size("auto", vocab_size) or vocab_size, vocab_size)
             tokens = draft_tokens(frequent_tokens(texts, vocab_size), size, vocab_size)
-            head = make_head(self.target, tokens, self.layer_ids(), depth=settings.depth, seed=settings.seed)
+            head = make_head(self.target, tokens, self.layer_ids(), depth=self._depth, seed=settings.seed)
             regress(head.to(self.target.device), self.teacher, self._batches(texts))
             calibrate(self._student(head), next(self._batches(texts)))
             head.save_pretrained(start)
-        head = load_head(settings.init_from or str(start), self.target, dtype=torch.float32)
+        if settings.init_from is not None:
+            return self._student(self._given(settings.init_from))
+        head = load_head(str(start), self.target, dtype=torch.float32)
         head.lm_head.requires_grad_(False)  # the target's, as the embedding is
         return self._student(head)
 
     def load(self, folder: Path) -> Student:
         """The head of a folder."""
         return self._student(load_head(str(folder), self.target, dtype=self.dtype))
+
+    def _given(self, folder: str) -> Eagle3Head:
+        """A head to go on from, in float32. Where its embedding or projection is the target's, it stays that."""
+        head = load_head(folder, self.target, dtype=torch.float32)
+        try:
+            check_head(self.target, head)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"`init_from` must hold a head for the target, but does not: {error}") from None
+        own, theirs = head.config.layer.vocab_size, decoder_config(self.target).vocab_size
+        if own != theirs:
+            raise UnsupportedError(
+                f"`init_from` must hold a head for the target's {theirs} tokens, but {folder!r} knows {own}."
+            )
+        embedding, projection = self.target.get_input_embeddings(), self.target.get_output_embeddings()
+        if _is_same(head.embed_tokens.weight, embedding.weight):
+            head.share_embedding(self.target)
+        rows = projection.weight[head.draft_tokens.to(projection.weight.device)]
+        head.lm_head.requires_grad_(not _is_same(head.lm_head.weight, rows))
+        return head
 
     def _batches(self, texts: Dataset) -> Iterator[Batch]:
         """All texts in random order."""
@@ -67,7 +91,16 @@ class HeadKind(Kind):
             yield {name: value.to(self.target.device) for name, value in batch.items()}
 
     def _student(self, head: Eagle3Head) -> Student:
-        return HeadStudent(head, self.teacher, self.settings.depth)
+        return HeadStudent(head, self.teacher, self._depth)
+
+    @property
+    def _depth(self) -> int:
+        return self.settings.depth or DEFAULT_DEPTH
+
+
+def _is_same(own: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether weights are the target's, as far as its precision tells."""
+    return own.shape == theirs.shape and torch.equal(own.to(theirs), theirs)
 
 
 class HeadStudent(Student):

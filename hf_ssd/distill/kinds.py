@@ -62,6 +62,7 @@ class Student(ABC):
             "width": (config.hidden_size, target.hidden_size),
             "own_parameters": count_own_parameters(self.model),
             "shares_embedding": not self.model.get_input_embeddings().weight.requires_grad,
+            "shares_projection": not self.model.get_output_embeddings().weight.requires_grad,
         }
 
 

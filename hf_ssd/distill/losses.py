@@ -19,14 +19,15 @@ def forward_kl(
         log_weights: Of shape `(num_tokens,)`; `None` stands for weights of 1.
 
     Returns:
-        Scalar tensor, in nats.
+        Scalar tensor, in nats; 0 where there are no positions.
     """
     if log_weights is not None:
         teacher_logits, student_logits = teacher_logits + log_weights, student_logits + log_weights
     # The weights cancel within the logarithm.
     teacher_log_probs = teacher_logits.log_softmax(dim=-1)
     student_log_probs = student_logits.log_softmax(dim=-1)
-    return torch.nn.functional.kl_div(student_log_probs, teacher_log_probs, reduction="batchmean", log_target=True)
+    total = torch.nn.functional.kl_div(student_log_probs, teacher_log_probs, reduction="sum", log_target=True)
+    return total / max(1, len(teacher_logits))
 
 
 class TokenSample:

@@ -67,6 +67,11 @@ class Meter:
         for name, value in found.items():
             self._sums[name] = self._sums.get(name, 0.0) + float(value)
 
+    @property
+    def num_tokens(self) -> int:
+        """How many positions were counted in."""
+        return self._num_tokens
+
     def result(self) -> Agreement:
         """Means over all positions so far.
 
@@ -103,7 +108,7 @@ def measure(
         coupled: Whether to try the coupled rule too, for the next token.
 
     Returns:
-        An [`Agreement`] for each depth of drafts that the student is measured at.
+        An [`Agreement`] for each depth of drafts that some text has room for.
 
     Raises:
         ValueError: If there is no such position.
@@ -115,9 +120,8 @@ def measure(
                 meters.append(Meter(temperatures, coupled=coupled and not depth))
             for student_logits, teacher_logits in pairs:
                 meters[depth].add(student_logits, teacher_logits)
-    if not meters:
-        meters.append(Meter())  # which says what is missing
-    return tuple(meter.result() for meter in meters)
+    measured = [meter for meter in meters if meter.num_tokens] or [Meter()]  # which says what is missing
+    return tuple(meter.result() for meter in measured)
 
 
 def paired(

@@ -43,7 +43,8 @@ class DistillResult:
         layers: Decoder layers, of the assistant and the target.
         width: Hidden sizes, likewise.
         own_parameters: Parameters that were trained.
-        shares_embedding: Whether embedding and output projection are the target's.
+        shares_embedding: Whether the token embedding is the target's.
+        shares_projection: Whether the output projection is.
         init_from: Folder of the assistant that training began with, if it was one.
         data: What was learnt from.
         num_texts: Texts for training, held-out ones not counted.
@@ -68,6 +69,7 @@ class DistillResult:
     width: tuple[int, int]
     own_parameters: int
     shares_embedding: bool
+    shares_projection: bool
     init_from: str | None
     data: tuple[str, ...]
     num_texts: int

@@ -13,8 +13,9 @@ DTYPES = ("bfloat16", "float32", "float16")
 VOCABULARIES = ("auto", "sampled", "full")
 TEACHER_CACHES = ("auto", "on", "off")
 # Fields that only one kind has.
-KIND_OF = {"layers": "model", "width": "model", "vocabulary": "model", "draft_vocab_size": "eagle3"}
+KIND_OF = {"layers": "model", "width": "model", "vocabulary": "model", "draft_vocab_size": "eagle3", "depth": "eagle3"}
 SELF = "self"  # as data: text that the target writes itself
+DEFAULT_DEPTH = 4
 
 # What a folder was begun with and has to stay, as what lies in it depends on it.
 FIXED = ("kind", "target", "layers", "width", "init_from", "draft_vocab_size", "dtype", "max_length", "seed")
@@ -34,7 +35,7 @@ class DistillSettings:
         init_from: Folder of an assistant to go on from, instead of the target's layers.
         draft_vocab_size: How many tokens an EAGLE-3 head may draft, the target's most frequent ones; `None` is a
             quarter of a large vocabulary, and all of a small one.
-        depth: How many tokens an EAGLE-3 head drafts in training, its own states fed back.
+        depth: How many tokens an EAGLE-3 head drafts in training, its own states fed back; `None` is 4.
         data: What to learn from: `"self"`, files, or `"hub:"` and a data set. Of JSONL files and data sets the prompts
             are taken, and the target answers them. Other files are read as text.
         minutes: Time for all stages but the closing evaluation, over all runs in this folder. More of it later lets
@@ -67,7 +68,7 @@ class DistillSettings:
     width: int | None = None
     init_from: str | None = None
     draft_vocab_size: int | None = None
-    depth: int = 4
+    depth: int | None = None
     data: Sequence[str] = (SELF,)
     minutes: float = 60.0
     tokens: int | None = None
@@ -102,21 +103,22 @@ class DistillSettings:
                 raise ValueError(f"`{name}` must be a positive number, but got {getattr(self, name)}.")
         if not self.data:
             raise ValueError(f"`data` must name something to learn from, but is empty. Give {SELF!r} or files.")
-        for name, kind in {
-            "layers": "model",
-            "width": "model",
-            "vocabulary": "model",
-            "draft_vocab_size": "eagle3",
-        }.items():
+        if self.depth is not None and self.depth > self.max_length - 2:
+            raise ValueError(
+                f"`depth` must be at most {self.max_length - 2}, which texts of max_length={self.max_length} have room "
+                f"for, but got {self.depth}."
+            )
+        for name, kind in KIND_OF.items():
             if getattr(self, name) not in (None, "auto") and self.kind != kind:
                 raise ValueError(
                     f"`{name}` must be left out for kind={self.kind!r}, but got {getattr(self, name)!r}. It is for "
                     f"kind={kind!r}."
                 )
-        if self.init_from is not None and (self.layers is not None or self.width is not None):
+        sizes = ["layers", "width", "draft_vocab_size"]
+        given = [f"{name}={getattr(self, name)}" for name in sizes if getattr(self, name) is not None]
+        if self.init_from is not None and given:
             raise ValueError(
-                f"`init_from` decides the assistant's size, but got layers={self.layers} and width={self.width} too. "
-                "Leave them out."
+                f"`init_from` decides the assistant's size, but got {' and '.join(given)} too. Leave that out."
             )
         if find_spec("datasets") is None:
             raise ImportError('Distillation needs the package `datasets`: pip install "hf-ssd[distill]".')

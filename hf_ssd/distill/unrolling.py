@@ -32,7 +32,7 @@ def unrolled_logits(
         head: An [`Eagle3Head`], perhaps in the wrapper that accelerate put it in.
         config: Of its layer.
         input_ids: Texts padded on the right, of shape `(batch_size, sequence_length)`.
-        features: The target's, of shape `(batch_size, sequence_length, feature_size)`.
+        features: The target's, of shape `(batch_size, sequence_length, feature_size)`, in the head's precision.
         positions: After which tokens the next one is asked about: bool, of the shape of `input_ids`.
         depth: How many tokens are drafted, at least 1.
 
@@ -42,7 +42,7 @@ def unrolled_logits(
     """
     num_slots = input_ids.shape[1] - 1
     slots = torch.arange(num_slots, device=input_ids.device)
-    unseen = torch.full((num_slots, num_slots), float("-inf"), device=input_ids.device)
+    unseen = torch.full((num_slots, num_slots), float("-inf"), dtype=features.dtype, device=input_ids.device)
     masks, cache = [unseen.triu(1)], DynamicCache(config=config)
     own_slots = unseen.masked_fill(torch.eye(num_slots, dtype=torch.bool, device=input_ids.device), 0.0)
     given: dict[str, Any] = {"features": features[:, :-1]}

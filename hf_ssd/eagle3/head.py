@@ -238,15 +238,26 @@ class Eagle3Head(PreTrainedModel):
     def share_embedding(self, target: PreTrainedModel) -> None:
         """Takes the target's token embedding for the head's own, without a copy where precision and device allow it.
 
+        One that accelerate offloads is fetched, and stays with the head.
+
         Effects: the embedding is frozen, and left out when the head is saved.
 
         Args:
             target: The model that the head drafts for.
 
         Raises:
-            UnsupportedError: If it is of another size.
+            UnsupportedError: If it is of another size, or its weights are not there to be taken.
         """
-        weight = target.get_input_embeddings().weight.detach()
+        from accelerate.utils import align_module_device  # imports much
+
+        embedding = target.get_input_embeddings()
+        with align_module_device(embedding):  # fetches what is offloaded
+            weight = embedding.weight.detach()
+        if weight.is_meta:
+            raise UnsupportedError(
+                f"`target` must have its token embedding in memory, but that of {type(target).__name__} is on 'meta'. "
+                "Load the target with a `device_map` that puts the embedding on a device."
+            )
         if weight.shape != self.embed_tokens.weight.shape:
             raise UnsupportedError(
                 f"`target` must have a token embedding of shape {tuple(self.embed_tokens.weight.shape)} for this head, "

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from distill.making import Made, settings_of
+from tiny_models import tiny_llama
 from transformers import AutoModelForCausalLM
 
+from hf_ssd.distill.card import write_card
+from hf_ssd.distill.head_kind import HeadKind
+from hf_ssd.distill.head_start import make_head
 from hf_ssd.distill.run import distill
 from hf_ssd.eagle3 import load_head
+from hf_ssd.vocabulary import UnsupportedError
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +51,7 @@ def test_it_is_a_head_of_the_target(made: Made, target_folder: Path) -> None:
 def test_its_figures_are_in_the_card(made: Made) -> None:
     card = (made.settings.out / "README.md").read_text()
     assert "An EAGLE-3 head" in card
+    assert "Token embedding and output projection are the target's, unchanged. The embedding is not stored" in card
     assert "It drafts 200 tokens." in card
     chance, tokens = 1.0, 1.0
     for depth, each in enumerate((made.result.agreement, *made.result.deeper), start=1):
@@ -87,3 +94,58 @@ def test_it_goes_on_from_a_head_without_a_cache(made: Made, target_folder: Path,
     assert again.result.draft_vocab_size == 200
     assert not list((tmp_path / "out" / "work" / "cache").glob("teacher-*"))
     assert json.loads((tmp_path / "out" / "distillation.json").read_text())["init_from"] == str(made.settings.out)
+
+
+class TestAHeadToGoOnFrom:
+    @pytest.fixture
+    def target(self, target_folder: Path):
+        return AutoModelForCausalLM.from_pretrained(target_folder)
+
+    def kind(self, folder: Path, target, given) -> HeadKind:
+        given.save_pretrained(folder / "given")
+        settings = settings_of(
+            folder / "out", Path(target.name_or_path), kind="eagle3", init_from=str(folder / "given")
+        )
+        return HeadKind(settings, target)
+
+    def test_what_is_the_targets_stays_that(self, target, tmp_path: Path) -> None:
+        student = self.kind(tmp_path, target, make_head(target, torch.arange(64), [2, 1, 1])).make(None, tmp_path)
+        assert not student.model.lm_head.weight.requires_grad
+        assert not student.model.embed_tokens.weight.requires_grad
+        assert student.facts()["shares_projection"]
+
+    def test_a_projection_of_its_own_is_trained(self, target, made: Made, tmp_path: Path) -> None:
+        given = make_head(target, torch.arange(64), [2, 1, 1])
+        with torch.no_grad():
+            given.lm_head.weight.mul_(2)
+        student = self.kind(tmp_path, target, given).make(None, tmp_path)
+        assert student.model.lm_head.weight.requires_grad
+        assert not student.model.embed_tokens.weight.requires_grad
+        facts = {name: student.facts()[name] for name in ("shares_embedding", "shares_projection")}
+        assert facts == {"shares_embedding": True, "shares_projection": False}
+        card = write_card(replace(made.result, **facts))
+        assert "The token embedding is the target's, unchanged; the output projection is its own." in card
+
+    def test_an_embedding_that_is_stored_is_known_for_the_targets(self, target, tmp_path: Path) -> None:
+        given = make_head(target, torch.arange(64), [2, 1, 1])
+        given._keys_to_ignore_on_save = set()
+        student = self.kind(tmp_path, target, given).make(None, tmp_path)
+        assert "embed_tokens" in (tmp_path / "given" / "model.safetensors").read_bytes()[:4096].decode(errors="ignore")
+        assert not student.model.embed_tokens.weight.requires_grad
+
+    @pytest.mark.parametrize(
+        ("other", "message"),
+        [
+            ({"hidden_size": 48}, "must hold a head for the target, but .* hidden size 32, but it reads .* size 48"),
+            ({"vocab_size": 64}, "must hold a head for the target's 258 tokens, but .* knows 64"),
+        ],
+    )
+    def test_one_of_another_target_is_refused_before_anything_is_written(
+        self, target, other: dict, message: str, tmp_path: Path
+    ) -> None:
+        given = make_head(
+            tiny_llama(**{"vocab_size": 258, "num_hidden_layers": 3, **other}), torch.arange(60), [2, 1, 1]
+        )
+        given._keys_to_ignore_on_save = set()  # with an embedding of its own nothing else tells
+        with pytest.raises(UnsupportedError, match=f"`init_from` {message}"):
+            self.kind(tmp_path, target, given)

@@ -87,6 +87,17 @@ def test_it_knows_more_than_before_and_is_as_sure_as_it_should_be(target, teache
     assert calibrated.kl <= regressed.kl
 
 
+def test_texts_that_are_shorter_than_drafts_are_left_out(target, teacher) -> None:
+    head = make_head(target, torch.arange(64), LAYERS)
+    student, batch = HeadStudent(head.eval(), teacher, 6), pad_texts([([5, 9, 2, 31, 17], 2), ([7, 4, 8], 1)])
+    loss = student.loss(head, batch)
+    loss.backward()
+    assert loss.isfinite()
+    assert head.fc.weight.grad.isfinite().all()
+    found = measure([batch], lambda batch: student.logits(head, batch))
+    assert [each.num_tokens for each in found] == [4, 2, 1]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_targets_of_other_families_get_a_head_too(name: str) -> None:
     model_type, settings = FAMILIES[name]

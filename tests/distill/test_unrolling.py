@@ -49,6 +49,17 @@ def chain(head: Eagle3Head, ids: list[int], features: torch.Tensor, position: in
     return output.logits[0, -1]
 
 
+def test_masks_are_in_the_heads_precision() -> None:
+    """Not every kernel of attention takes another, as those on CUDA do not."""
+    head, batch = noisy_head().bfloat16(), pad_texts(TEXTS)
+    seen = []
+    head.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs["attention_mask"]), with_kwargs=True)
+    features = torch.randn(*batch["input_ids"].shape, 96).bfloat16()
+    logits = unrolled_logits(head, head.config.layer, batch["input_ids"], features, batch["positions"], 2)
+    assert [mask.dtype for mask in seen] == [torch.bfloat16] * 2
+    assert all(each.isfinite().all() for each in logits)
+
+
 def test_later_draft_tokens_teach_the_fusion_too() -> None:
     head, batch = noisy_head(), pad_texts(TEXTS[:1])
     features = torch.randn(1, 8, 96)

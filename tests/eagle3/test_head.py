@@ -8,6 +8,8 @@ import pytest
 import torch
 from eagle3.plain_head import (
     DRAFT_VOCAB_SIZE,
+    HEAD_DIM,
+    HEADS,
     HIDDEN,
     LAYER,
     TARGET_HIDDEN,
@@ -26,6 +28,7 @@ from hf_ssd.eagle3 import Eagle3Config, Eagle3Head, capture_features, decoder_la
 from hf_ssd.vocabulary import UnsupportedError
 
 TOKENS = [5, 9, 2, 31, 17, 8]
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 SPECULATORS = {
     "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": DRAFT_VOCAB_SIZE,
     "target_hidden_size": TARGET_HIDDEN, "norm_before_residual": True, "transformer_layer_config": LAYER,
@@ -209,6 +212,48 @@ class TestCheckpoints:
         weights.pop(lost, None)
         with pytest.raises(UnsupportedError, match=message):
             load_head(write(tmp_path, {**SPECULATORS, **config}, weights))
+
+    @pytest.mark.parametrize(
+        ("config", "weights", "message"),
+        [
+            (SAFEAILAB, {"fc.weight_scale": (1,)}, "but .* has fc.weight_scale too"),
+            (SAFEAILAB, {"midlayer.self_attn.q_proj.bias": (HEADS * HEAD_DIM,)}, "layers.0.self_attn.q_proj.bias too"),
+            ({**SAFEAILAB, "quantization_config": {"quant_method": "fp8"}}, {}, "has a `quantization_config`"),
+            (
+                {**SPECULATORS, "transformer_layer_config": {**LAYER, "quantization_config": {"quant_method": "fp8"}}},
+                {},
+                "has a `quantization_config`",
+            ),
+            (SAFEAILAB, {"fc.weight": (HIDDEN, TARGET_HIDDEN)}, r"fc.weight of shape \(24, 20\), where \(24, 60\) is"),
+        ],
+    )
+    def test_weights_of_other_heads_are_refused(
+        self, config: dict, weights: dict[str, tuple[int, ...]], message: str, tmp_path: Path
+    ) -> None:
+        prefix = "layers.0." if "transformer_layer_config" in config else "midlayer."
+        others = {name: torch.zeros(shape) for name, shape in weights.items()}
+        with pytest.raises(UnsupportedError, match=message):
+            load_head(write(tmp_path, config, {**random_weights(prefix), **others}))
+
+    def test_what_is_not_the_heads_is_left(self, tmp_path: Path) -> None:
+        others = {"midlayer.self_attn.rotary_emb.inv_freq": torch.ones(3), "verifier_norm.weight": torch.ones(HIDDEN)}
+        check(load_head(write(tmp_path, SAFEAILAB, {**random_weights("midlayer."), **others})), random_weights())
+
+    @pytest.mark.parametrize(
+        ("config", "states"),
+        [
+            ({}, [2, 31, 59]),
+            ({"eagle_config": {LAYER_IDS: [1, 30, 58]}}, [2, 31, 59]),  # layers, as SpecForge and ModelOpt count
+            ({"eagle_config": {LAYER_IDS: [2, 31, 59]}}, [2, 31, 59]),
+            ({"eagle_config": {LAYER_IDS: [44, 53, 62]}}, [44, 53, 62]),  # up to the last layer's
+            ({LAYER_IDS: [1, 30, 58]}, [1, 30, 58]),  # states, as vLLM reads it
+            ({LAYER_IDS: [1, 30, 58], "eagle_config": {LAYER_IDS: [1, 30, 58]}}, [2, 31, 59]),
+            ({"eagle_config": {LAYER_IDS: []}}, [2, 31, 59]),
+        ],
+    )
+    def test_which_layers_the_flat_form_means(self, config: dict, states: list[int], tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({**SAFEAILAB, **config}))
+        assert read_config(str(tmp_path)).layer_ids(62) == states
 
     def test_other_models_are_no_heads(self, tmp_path: Path) -> None:
         tiny_llama().save_pretrained(tmp_path)

@@ -23,7 +23,7 @@ from hf_ssd.bench.settings import CompareSettings
 from hf_ssd.checks import check_pair
 from hf_ssd.cli import app
 from hf_ssd.doctor import DoctorSettings, examine
-from hf_ssd.eagle3 import Eagle3Head
+from hf_ssd.eagle3 import Eagle3Head, load_head
 from hf_ssd.runtime.pool import close_worker
 from hf_ssd.vocabulary import UnsupportedError
 
@@ -64,6 +64,27 @@ def test_load_pair(folders, form: str) -> None:
     assert sum(each.num_draft_tokens for each in pair.target.ssd_stats.rounds) > 0
     disable_ssd(pair.target)
     assert found.equal(pair.target.generate(ids, max_new_tokens=20, do_sample=False))
+
+
+@pytest.mark.parametrize("embedding", ["disk", "cpu"])
+def test_load_pair_with_an_offloaded_target(folders, embedding: str, tmp_path) -> None:
+    places = {"model.embed_tokens": embedding, "model.layers": "disk", "model.norm": "cpu", "lm_head": "cpu"}
+    options = {"dtype": torch.float32, "ssd_config": INLINE, "assistant_device": "cpu"}
+    map_ = {"device_map": {**places, "model.rotary_emb": "cpu"}, "offload_folder": str(tmp_path)}
+    pair = load_pair(folders["target"], folders["speculators"], **options, **map_)
+    assert pair.target.get_input_embeddings().weight.is_meta == (embedding == "disk")
+    whole = load_pair(folders["target"], folders["speculators"], **options)
+    assert torch.equal(pair.assistant.embed_tokens.weight, whole.target.get_input_embeddings().weight)
+    ids = prompt(12, vocab_size=250)
+    expected = whole.target.generate(ids, max_new_tokens=20, do_sample=False)
+    assert pair.target.generate(ids, max_new_tokens=20, do_sample=False).equal(expected)
+    assert pair.target.ssd_stats.degraded is None
+    assert pair.target.ssd_stats.acceptance == whole.target.ssd_stats.acceptance
+
+
+def test_an_embedding_without_weights_is_refused(folders) -> None:
+    with pytest.raises(UnsupportedError, match="embedding in memory, but that of LlamaForCausalLM is on 'meta'"):
+        load_head(folders["speculators"], make_target(vocab_size=258).to("meta"))
 
 
 @pytest.mark.parametrize(("form", "probe"), [("speculators", True), ("safeailab", False)])

@@ -89,6 +89,7 @@ class TestNoMemoryLeft:
     def test_it_is_known_before_anything_is_moved(self, limit) -> None:
         model = make_target()
         places = [parameter.data_ptr() for parameter in model.parameters()]
+        gc.collect()
         before = psutil.Process().num_fds()
         with pytest.raises(OSError, match="File too large"):
             share_model(model)
@@ -115,6 +116,7 @@ def test_memory_is_taken_and_empty(monkeypatch, has_fallocate: bool) -> None:
 def test_a_copy_that_fails_leaves_the_model_as_it_was(monkeypatch) -> None:
     model = make_target()
     places = [parameter.data_ptr() for parameter in model.parameters()]
+    gc.collect()  # what earlier tests have left
     before = psutil.Process().num_fds()
 
     def fail(self, place):
