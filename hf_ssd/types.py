@@ -29,7 +29,7 @@ class Miss(str, Enum):
     TOKEN = "token"  # the accepted length was prepared for, the bonus token was not
     LENGTH = "length"  # nothing was prepared for this accepted length
     UNFINISHED = "unfinished"  # the outcome was being prepared, but held no draft token yet
-    COLD = "cold"  # nothing was prepared at all: mode "sd", or no time
+    COLD = "cold"  # nothing was prepared at all, for lack of time
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,7 @@ class Switch:
         after: The plan from then on.
         reason: Why, in words, with the figures that led to it.
         is_trial: Whether `after` is only being tried, or goes back from a trial.
+        is_return: Whether it goes back from a trial.
         num_tokens: Tokens that the call had generated.
         time_ns: When, by `time.monotonic_ns()`.
     """
@@ -179,6 +180,7 @@ class Switch:
     after: Plan
     reason: str
     is_trial: bool = False
+    is_return: bool = False
     num_tokens: int = 0
     time_ns: int = 0
 
