@@ -99,7 +99,7 @@ class BatchDecoder:
                 stop_recording(cache)
 
     def _prefill(self) -> None:
-        self._features = self._watch.of(max(link.feature_layers for _, link in self._active))
+        self._watch_layers()
         input_ids = torch.cat([row.input_ids for row, _ in self._active])
         mask = self.model_kwargs.get("attention_mask")
         self._mask = torch.ones_like(input_ids) if mask is None else mask
@@ -121,7 +121,7 @@ class BatchDecoder:
     def _round(self) -> None:
         with self.recorder.span("wait") as wait:
             received = [link.receive() for _, link in self._active]
-        self._features = self._watch.of(max(link.feature_layers for _, link in self._active))
+        self._watch_layers()
         speculations = [each.cut(row.num_wanted) for each, (row, _) in zip(received, self._active, strict=True)]
         with self.recorder.span("verify", tokens=sum(len(each) + 1 for each in speculations)) as verify:
             logits = self._forward(speculations)
@@ -152,6 +152,10 @@ class BatchDecoder:
             self._drop_rows_that_are_done()
         if self._conductor is not None and self._active:
             self._conductor.after_round(self._active, decisions, stats)
+
+    def _watch_layers(self) -> None:
+        layers = frozenset[int]().union(*(link.watched_layers for _, link in self._active))
+        self._features = self._watch.of(layers)
 
     def _send(
         self,

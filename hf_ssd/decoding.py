@@ -82,7 +82,7 @@ class RowDecoder:
                 stop_recording(cache)
 
     def _prefill(self) -> None:
-        self._features = self._watch.of(self._link.feature_layers)
+        self._features = self._watch.of(self._link.watched_layers)
         with self.recorder.span("prefill", tokens=self.row.input_ids.shape[1]):
             with self._features.watch(), self._no_grad():
                 outputs = self.model._prefill(self.row.input_ids, self.row.config, self.model_kwargs)
@@ -98,7 +98,7 @@ class RowDecoder:
     def _round(self) -> None:
         with self.recorder.span("wait") as wait:
             received = self._link.receive()
-        self._features = self._watch.of(self._link.feature_layers)
+        self._features = self._watch.of(self._link.watched_layers)
         # What could not be emitted any more is dropped.
         speculation = received.cut(self.row.num_wanted)
         with self.recorder.span("verify", tokens=len(speculation) + 1) as verify:

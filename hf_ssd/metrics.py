@@ -85,6 +85,11 @@ class SSDStats:
         return sum(not switch.is_trial for switch in self.switches)
 
     @property
+    def num_trials(self) -> int:
+        """Other plans that were tried. The way back from a trial is no trial."""
+        return sum(switch.is_trial and not switch.is_return for switch in self.switches)
+
+    @property
     def tokens_by_mode(self) -> dict[str, int]:
         """Tokens of the rounds, by the mode they were in."""
         tokens: dict[str, int] = {}
@@ -160,7 +165,7 @@ class SSDStats:
             "degraded": self.degraded,
             "tokens_by_mode": self.tokens_by_mode,
             "num_switches": self.num_switches,
-            "num_trials": sum(each.is_trial and each.after != each.before for each in self.switches),
+            "num_trials": self.num_trials,
         }
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from .compat import CACHE_KEY
 from .config import Rule
+from .eagle3 import FeatureBacklog, FeatureGetter
 from .noise import GumbelNoise, derive_seed
 from .protocol import DraftRequest, Speculator, SpeculatorError
 from .recorder import Recorder
@@ -297,6 +298,7 @@ class Link:
         recorder: Takes down why it failed, and what it did.
         on_degrade: Called when it has failed, with the number of its assistant.
         plan: Of the row's rounds, where that changes.
+        feature_layers: Which of the target's states each assistant reads, where plans may name it.
 
     Attributes:
         mode: Of the plan; `None` without one.
@@ -308,6 +310,7 @@ class Link:
         recorder: Recorder,
         on_degrade: Callable[[int], None] = lambda assistant: None,
         plan: Plan | None = None,
+        feature_layers: Sequence[tuple[int, ...]] = (),
     ) -> None:
         self._speculator = speculator
         self._recorder = recorder
@@ -315,6 +318,7 @@ class Link:
         self._assistant = 0 if plan is None else plan.assistant
         self.mode: ConcreteMode | None = None if plan is None else plan.mode
         self._feature_layers: tuple[int, ...] = ()
+        self._backlogs = {number: FeatureBacklog(ids) for number, ids in enumerate(feature_layers) if ids}
         self._is_fresh = False  # begun where the row is, and told no outcome since
 
     @property
@@ -323,9 +327,10 @@ class Link:
         return self._speculator is not None
 
     @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Which of the target's states the speculator wants to know with each outcome."""
-        return self._feature_layers if self.is_drafting else ()
+    def watched_layers(self) -> frozenset[int]:
+        """Which of the target's states the speculator wants to know, or another one if it is asked later."""
+        own = self._feature_layers if self.is_drafting else ()
+        return frozenset(own).union(*(each.layer_ids for each in self._backlogs.values()))
 
     def start(self, request: DraftRequest) -> None:
         """Begins the row: the assistant reads the prompt while the target does."""
@@ -351,7 +356,7 @@ class Link:
         row: Row,
         decision: Decision,
         verify_ms: float | None = None,
-        features: Callable[[], torch.Tensor] | None = None,
+        features: FeatureGetter | None = None,
     ) -> None:
         """Tells the outcome, unless the answer would be for nothing.
 
@@ -359,20 +364,41 @@ class Link:
             row: The row.
             decision: Its latest.
             verify_ms: How long that took, in milliseconds.
-            features: Gives what the speculator reads of the target's layers.
+            features: Gives what a speculator reads of the target's layers.
         """
-        self._is_fresh = False
+        is_fresh, self._is_fresh = self._is_fresh, False
         if decision.fault is not None or row.ends_with(decision.tokens):
             return
 
         def tell(speculator: Speculator) -> None:
             try:
-                given = None if features is None else features()
+                given = None if features is None else self._told_features(features, is_fresh)
             except LookupError as error:
                 raise SpeculatorError(str(error)) from error
             speculator.resolve(Outcome(decision.node, decision.tokens[-1], given), verify_ms)
 
         self._ask(tell)
+        if features is not None:
+            self._keep_features(features)
+
+    def _told_features(self, features: FeatureGetter, is_fresh: bool) -> torch.Tensor | None:
+        """What the speculator is told: after a switch all that it has missed too."""
+        if not self._feature_layers:
+            return None
+        given = features(self._feature_layers)
+        backlog = self._backlogs.get(self._assistant)
+        return given if backlog is None or not is_fresh else torch.cat([backlog.all(), given])
+
+    def _keep_features(self, features: FeatureGetter) -> None:
+        """Keeps what heads may have to be told later."""
+        for number, backlog in list(self._backlogs.items()):
+            try:
+                backlog.add(features(backlog.layer_ids))
+            except LookupError:  # the head will fail if it is asked
+                del self._backlogs[number]
+                continue
+            if self.is_drafting and self._assistant == number:
+                backlog.told()
 
     def receive(self) -> Speculation:
         """The speculation that follows the latest outcome; an empty one where there is no speculator, or no outcome.
@@ -401,6 +427,7 @@ class Link:
                 logger.warning(f"Generation goes on without the assistant, more slowly: {error}")
                 self._recorder.degraded = str(error)
             self._speculator = None
+            self._backlogs.pop(self._assistant, None)  # it will not be asked again
             self._on_degrade(self._assistant)
             return None
 

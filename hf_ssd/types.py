@@ -29,7 +29,7 @@ class Miss(str, Enum):
     TOKEN = "token"  # the accepted length was prepared for, the bonus token was not
     LENGTH = "length"  # nothing was prepared for this accepted length
     UNFINISHED = "unfinished"  # the outcome was being prepared, but held no draft token yet
-    COLD = "cold"  # nothing was prepared at all: mode "sd", or no time
+    COLD = "cold"  # nothing was prepared at all, for lack of time
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ class Outcome:
     with those that it follows. For a chain that is the number of tokens kept.
 
     `features` are the target's states of the tokens that its forward read and that belong to the row now: of the last
-    token before the draft tokens (of all of the prompt, after a prefill) and of the draft tokens kept; of shape
-    `(num_tokens, feature_size)`. Only a speculator whose request names layers gets them.
+    token before the draft tokens and of the draft tokens kept; after a prefill of the prompt, or the end of it; after a
+    change of plan also of what was decoded meanwhile. Their shape is `(num_tokens, feature_size)`. Only a speculator
+    whose request names layers gets them.
     """
 
     node: int
@@ -170,6 +171,7 @@ class Switch:
         after: The plan from then on.
         reason: Why, in words, with the figures that led to it.
         is_trial: Whether `after` is only being tried, or goes back from a trial.
+        is_return: Whether it goes back from a trial.
         num_tokens: Tokens that the call had generated.
         time_ns: When, by `time.monotonic_ns()`.
     """
@@ -178,6 +180,7 @@ class Switch:
     after: Plan
     reason: str
     is_trial: bool = False
+    is_return: bool = False
     num_tokens: int = 0
     time_ns: int = 0
 

@@ -228,8 +228,17 @@ class TestLimits:
         stats = assert_equals_plain(target, noisy, prompt(7), config, max_new_tokens=160)
         assert stats.switches[0].after == Plan("ssd", max_draft_tokens=2)
         assert "are allowed" in stats.switches[0].reason
-        limited = [r for r in stats.rounds if r.num_draft_tokens]
-        assert limited
+        before, limited, num_tokens = [], [], 1
+        until = [switch.num_tokens for switch in (*stats.switches, stats)][1]
+        for r in stats.rounds:
+            if num_tokens < stats.switches[0].num_tokens:
+                before.append(r.depth)
+            elif num_tokens < until:
+                limited.append(r.depth)
+            num_tokens += r.num_emitted
+        assert max(before) > 2
+        assert len(limited) > 10
+        assert max(limited) == 2
 
     def test_an_assistant_that_is_lost_once_the_budget_is_spent_changes_nothing(self) -> None:
         policy = CallPolicy(SSDConfig(token_budget=10), num_assistants=2)
@@ -493,6 +502,8 @@ class TestWhatIsTold:
         ahead = [r for r in stats.rounds if r.mode == "ssd"]
         looked_up = [r for r in ahead if r.miss is not None or r.origin is Origin.CACHE]
         assert stats.hit_rate == sum(r.origin is Origin.CACHE for r in ahead) / len(looked_up)
+        assert stats.num_hits + stats.num_misses == len(looked_up)
+        assert any(r.num_accepted for r in stats.rounds if r.mode == "sd")
 
 
 def test_the_assistant_rests_in_plain_rounds_and_the_target_has_its_cores(target, shared_noisy, monkeypatch) -> None:

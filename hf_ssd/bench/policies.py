@@ -208,7 +208,7 @@ def _modes(calls: Sequence[Call]) -> tuple[dict[str, int], int]:
             continue
         for mode, num_tokens in call.stats.tokens_by_mode.items():
             modes[mode] = modes.get(mode, 0) + num_tokens
-        num_trials += call.stats.to_dict()["num_trials"]
+        num_trials += call.stats.num_trials
     return modes, num_trials
 
 

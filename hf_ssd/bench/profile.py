@@ -131,7 +131,8 @@ def profile_of(stats: Sequence[SSDStats]) -> Profile | None:
     # The first round's drafting includes the assistant's prefill.
     later = [round_ for call in calls for round_ in call.rounds[1:]]
     hits = [r for r in rounds if r.origin is Origin.CACHE]
-    misses = [r for r in rounds if r.miss is not None]
+    # Mode "sd" looks nothing up: it drafts in every round as after a miss.
+    misses = rounds if mode == "sd" else [r for r in rounds if r.miss is not None]
     verify_base_ms, verify_token_ms = _fit_line([(r.num_draft_tokens + 1, r.verify_ms) for r in rounds])
     step_ms, steps_at_hit = _step_ms(later), _mean(r.num_draft_steps for r in later if r.origin is Origin.CACHE)
     ahead = (0.0, 0.0) if mode != "ssd" else None

@@ -175,15 +175,15 @@ class DraftEngine:
             with self._span("look up", hit=1):
                 self._keep([*path, child], child, new_tokens)
         else:
-            miss = self._why_missed(last, child)
             if self.config.mode == "ssd":
+                miss = self._why_missed(last, child)
                 borrowed = borrow(self._root, self._tokens, MAX_COPIED_TOKENS)
             self._keep(path, None, new_tokens)
         for node in self._sent:
             node.is_sent = False
         self._frontier = [node for node in self._root.descendants() if not node.is_run]
         self._origin = Origin.CACHE
-        if miss is not None:
+        if not is_hit:
             self._origin = yield from self._answer_miss(borrowed)
         self._send()
         return self._speculation(miss)
@@ -284,11 +284,12 @@ class DraftEngine:
         self._frontier.sort(key=lambda node: -node.chance)
         # Copied tokens follow each other without having been run: parents first, which their chances see to.
         ready = self._ready(self._frontier)
+        # With little memory only the first of them are prepared: what is planned, then the likeliest.
+        return (self._timely(ready) if self.overlaps else ready)[: min(self._room(), MAX_STEP_TOKENS)]
+
+    def _timely(self, ready: list[Node]) -> list[Node]:
+        """Those of the nodes, the likeliest first, that are worth their time beside the verification."""
         planned = [node for node in ready if _is_called_for(node)]
-        room = self._room()
-        if not self.overlaps or room < MAX_STEP_TOKENS:
-            # The likeliest first: with little memory only they are prepared.
-            return ready[: max(min(room, MAX_STEP_TOKENS), 0)]
         if not planned and self._trunk.num_branch_slots >= MAX_PREPARED_TOKENS:
             return []
         rates = self._rates()
@@ -296,8 +297,7 @@ class DraftEngine:
         if planned or is_first or rates is None:
             # The first step always pays: it makes misses into hits.
             width = step_width([node.chance for node in ready], self._pace.step.line or (1.0, SLOPE))
-            chosen = [*planned, *(node for node in ready[:width] if not _is_called_for(node))]
-            return chosen[:MAX_STEP_TOKENS]
+            return [*planned, *(node for node in ready[:width] if not _is_called_for(node))]
         chances = [node.chance for node in ready[:MAX_STEP_TOKENS]]
         return ready[: best_step(chances, rates, self._pace.time_left_ms())]
 
@@ -312,10 +312,12 @@ class DraftEngine:
         budget = self.config.memory_budget
         if budget is None:
             return MAX_STEP_TOKENS
-        return budget // max(bytes_per_token(self._trunk.cache), 1) - self._trunk.num_branch_slots
+        return max(budget // max(bytes_per_token(self._trunk.cache), 1) - self._trunk.num_branch_slots, 0)
 
     def _may_run(self, node: Node) -> bool:
         """Whether running `node` may lead to draft tokens that can still be used."""
+        if node.is_draft and not node.is_sent and node.chance < self.config.draft_threshold:
+            return False  # a plan is about outcomes: drafts after one end as elsewhere
         least = max(MIN_CHANCE if self.overlaps else MIN_CHANCE_UNHURRIED, self.config.draft_threshold)
         return (node.chance >= least or _is_called_for(node)) and self._can_run(node)
 
@@ -431,9 +433,7 @@ class DraftEngine:
         if backup == "none":
             return Origin.NONE
         if backup == "jit":
-            started = time.monotonic()
             yield from self._draft_just_in_time()
-            self._backup.jit_took((time.monotonic() - started) * 1e3)
         else:
             for copy in copies:
                 self._add_copy(self._root, copy)
@@ -483,8 +483,12 @@ class DraftEngine:
         with self._span("just in time"):
             if self.config.mode != "ssd":
                 self._proposer.activate(self._tokens)
-            started, num_run = time.monotonic(), 1
+            began = started = time.monotonic()
+            num_run = len(self._trunk.pending)
             yield from self._read_row()
+            if num_run > MAX_STEP_TOKENS:  # a head reads its prompt here: no step, miss or round is like that
+                began, num_run = time.monotonic(), 0
+                self._pace.interrupted()
             if self._is_wanted_after(self._root):
                 self._add_drafts([self._root])
             num_before = self._trunk.num_branch_slots
@@ -493,11 +497,13 @@ class DraftEngine:
                 if self._max_tree_tokens:
                     # More than can be sent would be waited for in vain.
                     nodes = nodes[: max(self._max_tree_tokens - (self._trunk.num_branch_slots - num_before), 0)]
-                self._pace.step.update(num_run, (time.monotonic() - started) * 1e3)
+                if num_run:
+                    self._pace.step.update(num_run, (time.monotonic() - started) * 1e3)
                 if not nodes:
-                    return
+                    break
                 started, num_run = time.monotonic(), len(nodes)
                 yield from self._run(nodes)
+            self._backup.jit_took((time.monotonic() - began) * 1e3)
 
     def _next_just_in_time(self) -> list[Node]:
         pending = self._ready([node for node in self._frontier if not node.is_run and self._can_run(node)])

@@ -55,9 +55,13 @@ class FeatureTrunk(Trunk):
         self._num_row = len(self._row)
         self.reading = Reading([])
         self.reading.is_waiting = True
-        num_kept = max(min(self._num_true, num_common_tokens - self._first), 0)
+        if num_common_tokens < self._first:  # a late beginning was that of another row
+            self._first, self._features = 1, []
+            self._crop(0)
+            return
+        num_kept = min(self._num_true, num_common_tokens - self._first)
         # Features are of the token before: there may be one more of them.
-        num_pending = max(num_common_tokens + 1 - self._first - num_kept, 0) if num_kept == self._num_true else 0
+        num_pending = num_common_tokens + 1 - self._first - num_kept if num_kept == self._num_true else 0
         self._features = [torch.cat(self._features)[:num_pending]] if self._features and num_pending else []
         self._crop(num_kept)
 
@@ -76,7 +80,11 @@ class FeatureTrunk(Trunk):
             features = self._features_of_prompt(features)
             self.reading.tokens = self._row[self._first :]
             self.reading.is_waiting = False
-        self._features.append(features)
+        limit = self.assistant.max_length
+        if limit is not None and self.num_read >= limit:
+            self._features = []  # with one more token there is no position left: nothing of the row is read any more
+        else:
+            self._features.append(features)
 
     def _features_of_prompt(self, features: torch.Tensor) -> torch.Tensor:
         """Decides where the reading begins. Returns those features that are not known yet.

@@ -57,6 +57,10 @@ class Pace:
                 self._round_ms = _running_mean(self._round_ms, round_ms)
         self._resolved_at = now
 
+    def interrupted(self) -> None:
+        """The round that is going on is not like others."""
+        self._resolved_at = None
+
     def rates(self, acceptance: float) -> Rates | None:
         """What is known for planning; `None` until all of it has been measured."""
         if self._round_ms is None or self.step.line is None or self.verify.line is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,6 +15,10 @@ from transformers import PreTrainedModel
 from ..decoders import decoder_config
 from ..vocabulary import UnsupportedError
 from .head import Eagle3Head
+
+MAX_TOLD_BYTES = 2**28  # of a prompt: a message between processes can hold a few times as much
+
+FeatureGetter = Callable[[tuple[int, ...]], torch.Tensor]
 
 
 def decoder_layers(target: PreTrainedModel) -> nn.ModuleList:
@@ -111,16 +116,18 @@ class TargetFeatures:
                 stack.callback(layer.register_forward_hook(keep(index)).remove)
             yield
 
-    def getter(self, row: int, slots: Sequence[int] | slice) -> Callable[[], torch.Tensor] | None:
-        """What gives `of_row`, which costs something; `None` where no layer is watched."""
-        return (lambda: self.of_row(row, slots)) if self._layers else None
+    def getter(self, row: int, slots: Sequence[int] | slice) -> FeatureGetter | None:
+        """What gives `of_row` for a head's layers, which costs something; `None` where no layer is watched."""
+        return functools.cache(lambda layer_ids: self.of_row(row, slots, layer_ids)) if self._layers else None
 
-    def of_row(self, row: int, slots: Sequence[int] | slice) -> torch.Tensor:
+    def of_row(self, row: int, slots: Sequence[int] | slice, layer_ids: Sequence[int]) -> torch.Tensor:
         """Features of some tokens of one row.
 
         Args:
             row: Index of the row in the forwards.
-            slots: Places of the tokens, among all that these read.
+            slots: Places of the tokens, among all that these read. Of a slice, which is all of a prompt, as many of the
+                last ones as `MAX_TOLD_BYTES` hold: a head can begin anywhere.
+            layer_ids: Those of the layers that are wanted, in order.
 
         Returns:
             A copy of shape `(num_tokens, feature_size)`, on the device of the last of the layers.
@@ -130,23 +137,28 @@ class TargetFeatures:
         """
         if not all(self._states.values()):
             raise LookupError("an EAGLE-3 head needs states of the target's layers, which have run without hooks")
+        if isinstance(slots, slice):
+            token_bytes = sum(self._states[index][0][0, 0].nbytes for index in layer_ids)
+            slots = slice(max(slots.start, -max(MAX_TOLD_BYTES // token_bytes, 1)), None)
         parts = {
             index: torch.cat([state[row] for state in states])[slots] if len(states) > 1 else states[0][row, slots]
             for index, states in self._states.items()
+            if index in layer_ids
         }
-        return self._concatenate(parts)
+        return self._concatenate(parts, layer_ids)
 
     def of_last_forward(self) -> torch.Tensor:
         """Features of all tokens of the last forward, of shape `(batch_size, sequence_length, feature_size)`."""
-        return self._concatenate({index: states[-1] for index, states in self._states.items()})
+        return self._concatenate({index: states[-1] for index, states in self._states.items()}, self._layer_ids)
 
-    def _concatenate(self, parts: dict[int, torch.Tensor]) -> torch.Tensor:
-        device = parts[self._layer_ids[-1]].device
-        return torch.cat([parts[index].to(device) for index in self._layer_ids], dim=-1)
+    @staticmethod
+    def _concatenate(parts: dict[int, torch.Tensor], layer_ids: Sequence[int]) -> torch.Tensor:
+        device = parts[layer_ids[-1]].device
+        return torch.cat([parts[index].to(device) for index in layer_ids], dim=-1)
 
 
 class FeatureWatch:
-    """The features of a target for whoever drafts at the moment.
+    """The features of a target for whoever needs them at the moment.
 
     Args:
         target: The target.
@@ -156,8 +168,9 @@ class FeatureWatch:
         self._target = target
         self._known: dict[tuple[int, ...], TargetFeatures] = {}
 
-    def of(self, layer_ids: tuple[int, ...]) -> TargetFeatures:
+    def of(self, layers: Collection[int]) -> TargetFeatures:
         """Those of some layers, or of none. The layers are looked for once."""
+        layer_ids = tuple(sorted(layers))
         if layer_ids not in self._known:
             self._known[layer_ids] = TargetFeatures(self._target, layer_ids)
         return self._known[layer_ids]

@@ -6,7 +6,7 @@ Pure: figures of rounds in, decisions out. Nothing here knows a model, a process
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..types import Plan, Switch
 from .costs import Cost, RoundCosts
@@ -115,6 +115,20 @@ class PlanChooser:
             track.cost = track.rounds.cost() or track.cost
         return self._judge_trial() if self.is_trying else self._look_around(likelihood)
 
+    def restarted(self) -> None:
+        """The assistant has to read the row: the next rounds say nothing about the plan."""
+        self._num_here = 0
+
+    def rows_changed(self) -> Switch | None:
+        """Another number of rows goes on together: what rounds have cost says nothing about those to come.
+
+        What is remembered is what was known of the rows until now. Returns the end of the trial, where there was one.
+        """
+        self.remember()
+        self._memory = PlanMemory()
+        self._tracks = {plan: _Track(track.interval, track.num_waited) for plan, track in self._tracks.items()}
+        return self._go_back("other rows than before") if self.is_trying else None
+
     def drop(self, assistant: int) -> Switch | None:
         """Takes out the plans of an assistant that is lost. Returns where that leads, if `plan` is another now."""
         left = {plan: track for plan, track in self._tracks.items() if plan.mode == "ar" or plan.assistant != assistant}
@@ -205,7 +219,10 @@ class PlanChooser:
         is_far = new.ms_per_token > FAR * old.ms_per_token
         trial.interval = min((4 if is_far else 2) * trial.interval, MAX_INTERVAL)
         word = "slower" if new.ms_per_token > old.ms_per_token else "hardly faster"
-        return self._go_to(self._home, f"{word}: {figures}", is_trial=True)
+        return self._go_back(f"{word}: {figures}")
+
+    def _go_back(self, reason: str) -> Switch:
+        return replace(self._go_to(self._home, reason, is_trial=True), is_return=True)
 
     def _adopt(self, is_sure: bool, reason: str) -> Switch:
         """Makes the plan that is being tried home."""

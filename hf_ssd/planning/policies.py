@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ..config import SSDConfig
 from ..types import Plan, RoundStats, Switch
-from .choosing import PlanChooser, PlanMemory
+from .choosing import SETTLING_ROUNDS, PlanChooser, PlanMemory
 from .ladders import BudgetPolicy, LatencyPolicy
 
 LIKELIHOOD_TOKENS = 16  # that the target's own probability is averaged over
@@ -45,6 +45,8 @@ class CallPolicy:
         self._budget = BudgetPolicy(config) if config.mode == "auto" else None
         self._token_budget = config.token_budget
         self._num_tokens = 0.0  # of a row
+        self._num_rows: int | None = None  # that were decoded together in the round before
+        self._num_here = 0  # rounds since the assistant last began to read a row
         self._likelihoods: deque[float] = deque(maxlen=LIKELIHOOD_TOKENS)
         self.plan = self._chooser.plan
 
@@ -61,6 +63,7 @@ class CallPolicy:
     def begin_row(self) -> None:
         """A row begins that is decoded by itself."""
         self._num_tokens = 0.0
+        self._restarted()
         self.plan = self._within_limits(self._chooser.plan)
 
     def after_round(
@@ -78,29 +81,52 @@ class CallPolicy:
         """
         if self.is_done:
             return []
-        num_tokens, before = sum(each.num_emitted for each in stats), self.plan
-        self._num_tokens += num_tokens / len(stats)
+        num_tokens, before = sum(each.num_emitted for each in stats) / len(stats), self.plan
+        self._num_tokens += num_tokens
+        self._num_here += 1
         if self.is_done:
             self.plan = Plan("ar")
             is_change = before != self.plan
             return [Switch(before, self.plan, f"{self._token_budget} tokens, the `token_budget`")] if is_change else []
-        switches = [] if self._is_stopped else self._choose(num_tokens, duration_ms, likelihood)
-        for reason in self._limit(stats, num_tokens / len(stats), duration_ms):
-            switches.append(Switch(before, self._within_limits(self._chooser.plan), reason))
-        self.plan = self._within_limits(self._chooser.plan)
-        return switches
+        switch = self._count_rows(len(stats))
+        if switch is None and not self._is_stopped:
+            switch = self._choose(num_tokens, duration_ms, likelihood)
+        if switch is None:
+            switch = self._limit(stats, num_tokens, duration_ms)
+        self._go_on()
+        return [] if switch is None or switch.before == switch.after else [switch]
 
     def lose(self, assistant: int) -> list[Switch]:
         """Goes on without an assistant that is lost."""
-        switch = self._chooser.drop(assistant)
-        before, self.plan = self.plan, self._within_limits(self._chooser.plan)
+        before, switch = self.plan, self._chooser.drop(assistant)
+        self._go_on()
         return [] if switch is None or before == self.plan else [switch]
 
     def remember(self) -> None:
         """Leaves what was found out to later calls."""
         self._chooser.remember()
 
-    def _choose(self, num_tokens: int, duration_ms: float, likelihood: float | None) -> list[Switch]:
+    def _go_on(self) -> None:
+        before, self.plan = self.plan, self._within_limits(self._chooser.plan)
+        if self.plan != before:
+            self._restarted()
+
+    def _restarted(self) -> None:
+        self._num_here = 0
+        self._chooser.restarted()
+
+    def _count_rows(self, num_rows: int) -> Switch | None:
+        """Forgets what a round takes where it is of other rows than the one before."""
+        before, self._num_rows = self._num_rows, num_rows
+        if before in (None, num_rows):
+            return None
+        self._likelihoods.clear()
+        for ladder in (self._latency, self._budget):
+            if ladder is not None:
+                ladder.forget()
+        return self._chooser.rows_changed()
+
+    def _choose(self, num_tokens: float, duration_ms: float, likelihood: float | None) -> Switch | None:
         if likelihood is None:
             self._likelihoods.clear()
         else:
@@ -108,16 +134,21 @@ class CallPolicy:
         is_known = len(self._likelihoods) == LIKELIHOOD_TOKENS
         mean = sum(self._likelihoods) / LIKELIHOOD_TOKENS if is_known else None
         switch = self._chooser.after_round(num_tokens, duration_ms, mean)
-        return [] if switch is None else [switch]
+        if switch is not None and switch.after.mode == "ar" and not switch.is_trial and self._latency is not None:
+            self._latency.lift()  # drafts are measured whole when they are next tried
+        return switch
 
-    def _limit(self, stats: Sequence[RoundStats], tokens_per_row: float, duration_ms: float) -> list[str]:
-        """Why limits are others now, as far as they are."""
+    def _limit(self, stats: Sequence[RoundStats], num_tokens: float, duration_ms: float) -> Switch | None:
+        """Other limits, where home has settled and the round was one that they are about."""
+        if self._chooser.is_trying or self._num_here <= SETTLING_ROUNDS[self.plan.mode]:
+            return None
         reasons = []
-        if self._latency is not None:
-            reasons.append(self._latency.after_round(tokens_per_row, duration_ms))
-        if self._budget is not None and self.plan.mode == "ssd" and not self._chooser.is_trying:
+        if self._latency is not None and (self._is_stopped or self.plan.mode != "ar"):
+            reasons.append(self._latency.after_round(num_tokens, duration_ms))
+        if self._budget is not None and self.plan.mode == "ssd":
             reasons.append(self._budget.after_round(stats, duration_ms))
-        return [reason for reason in reasons if reason is not None]
+        told = "; ".join(reason for reason in reasons if reason is not None)
+        return Switch(self.plan, self._within_limits(self._chooser.plan), told) if told else None
 
     @property
     def _is_stopped(self) -> bool:

@@ -21,7 +21,13 @@ RequestMaker = Callable[[Row, int], DraftRequest]  # for a row, and an assistant
 
 
 class Crew(Protocol):
-    """Assistants and cores. An assistant that is never asked for costs nothing."""
+    """Assistants and cores. An assistant that is never asked for costs nothing.
+
+    Attributes:
+        feature_layers: Which of the target's states each assistant reads.
+    """
+
+    feature_layers: Sequence[tuple[int, ...]]
 
     def of_row(self, assistant: int, place: int) -> Speculator:
         """That of an assistant, by its number, for the row at a place among those that are decoded together."""
@@ -68,7 +74,8 @@ class PolicyConductor:
         plan = self._policy.plan
         speculators = self._speculators(rows, plan)
         self._crew.set_threads(speculators[0])
-        links = [Link(speculator, self._recorder, self._on_degrade, plan) for speculator in speculators]
+        layers = self._crew.feature_layers
+        links = [Link(speculator, self._recorder, self._on_degrade, plan, layers) for speculator in speculators]
         return links, [self._request_now(row, plan) for row in rows]
 
     def _speculators(self, rows: Sequence[Row], plan: Plan) -> list[Speculator | None]:

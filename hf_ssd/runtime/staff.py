@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..config import SSDConfig
+from ..eagle3 import feature_layers
 from ..planning import CallPolicy, PlanMemory, needs_policy
 from ..protocol import DraftRequest, Speculator, SpeculatorError
 from ..recorder import Recorder
@@ -83,6 +84,7 @@ class Crew:
         restore_threads: Gives the target all cores.
 
     Attributes:
+        feature_layers: Which of the target's states each assistant reads.
         has_begun: Whether rows are being decoded: an assistant that cannot be had is no longer a reason to raise, and
             one that another call has is not waited for.
         knows_one: Whether earlier calls have shown what works: then one of several assistants is no reason either.
@@ -98,6 +100,7 @@ class Crew:
         restore_threads: Callable[[], None],
     ) -> None:
         self.assistants = assistants
+        self.feature_layers: Sequence[tuple[int, ...]] = [feature_layers(target, each) for each in assistants]
         self._target = target
         self._config = config
         self._recorder = recorder

@@ -161,9 +161,22 @@ def test_what_is_passed_through_beside_what_is_not(shared_noisy) -> None:
 
 def test_the_fastest_mode_is_learnt_from_each_threads_own_calls() -> None:
     model = enabled_target(ssd_config=SSDConfig(mode="auto", backend="inline"))
-    for _ in range(3):
-        found = at_once(*(lambda seed=seed: plain_ids(seed, model) for seed in range(NUM_THREADS)))
-        assert found == [plain_ids(seed) for seed in range(NUM_THREADS)]
+    settings = {**GREEDY, "max_new_tokens": 120}
+    trials = []
+    for _ in range(2):
+        outputs = at_once(
+            *(
+                lambda seed=seed: model.generate(prompt(4 + seed, seed=seed), return_dict_in_generate=True, **settings)
+                for seed in range(NUM_THREADS)
+            )
+        )
+        for seed, output in enumerate(outputs):
+            assert output.sequences.tolist() == plain_ids(seed, max_new_tokens=120)
+            assert sum(output.ssd_stats.tokens_by_mode.values()) == 119
+        trials.append([{(switch.after.mode, switch.reason) for switch in each.ssd_stats.switches} for each in outputs])
+    # What the first calls found out about plain decoding the later ones know.
+    assert all(("ar", "not measured yet") in each for each in trials[0])
+    assert not any(("ar", "not measured yet") in each for each in trials[1])
 
 
 class TestCPUThreads:

@@ -131,7 +131,7 @@ class Driver:
             assert (self.last.origin, self.last.miss) == (Origin.CACHE, None)
             assert calls == [], "drafted work was done again"
         else:
-            assert self.last.miss is not None
+            assert (self.last.miss is not None) == (self.request.config.mode == "ssd")
             assert self.last.origin is (Origin.JUST_IN_TIME if len(self.last) else Origin.NONE)
         self.is_prepared = is_prepared
         return self.last
@@ -296,7 +296,7 @@ class TestAgainstTheRival:
                 for _ in range(3):
                     assert driver.deepen() == 0
                     driver.resolve(driver.any_outcome(generator), 5.0)
-                    assert (driver.last.origin, driver.last.miss) == (Origin.JUST_IN_TIME, Miss.COLD)
+                    assert (driver.last.origin, driver.last.miss) == (Origin.JUST_IN_TIME, None)  # none was looked up
                     assert len(driver.last) == length
 
     @pytest.mark.parametrize("ngram_drafts", [False, True])
@@ -358,6 +358,27 @@ class TestOutcomes:
     def test_a_list_is_obeyed(self, overlaps: bool) -> None:
         _, by_node = self.by_node([3, 0, 2, 1, 4])
         assert {k: len(tokens) for k, tokens in by_node.items()} == {0: 3, 2: 2, 3: 1, 4: 4}
+
+    @pytest.mark.parametrize("overlaps", [True, False])
+    @pytest.mark.parametrize("fan_out", [[3, 2, 2], "geometric", "uniform"])
+    def test_planned_outcomes_are_prepared_as_deep_as_the_threshold_lets_drafts_go(
+        self, fan_out: str | list[int], overlaps: bool
+    ) -> None:
+        depths = {}
+        for threshold in (0.0, 0.3):
+            settings = config(fan_out=fan_out, draft_threshold=threshold, expected_acceptance=0.9)
+            driver = Driver(make_noisy(), settings, takes_trees=False, overlaps=overlaps)
+            planned, lengths = 0, []
+            for _ in range(6):
+                driver.deepen(20)
+                planned += len(driver.prepared())
+                prepared = [node for node in driver.engine._root.descendants() if node.is_draft and not node.is_sent]
+                assert all(node.chance >= threshold for node in prepared if node.is_run)
+                lengths.append(len(prepared))
+                driver.resolve(driver.true_outcome(), 5.0)
+            depths[threshold] = planned, sum(lengths)
+        assert depths[0.3][0] > 6
+        assert depths[0.3][1] < depths[0.0][1]
 
     @pytest.mark.parametrize("fan_out", ["per_instance", "geometric", "uniform"])
     @pytest.mark.parametrize("budget", [1, 4, 10, 60])
@@ -540,6 +561,19 @@ class TestPace:
         driver.engine._run = lambda nodes: steps.append(len(nodes)) or run(nodes)
         driver.deepen()
         assert len(steps) == 1
+
+    def test_nor_with_little_memory(self, monkeypatch) -> None:
+        """Of the time that is there the memory takes away, and adds nothing."""
+        of_a_token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, bytes
+        for num_tokens in (4, 40):
+            fields = {"draft_tree_size": None, "memory_budget": num_tokens * of_a_token}
+            driver, _ = self.driver(monkeypatch, step_ms=1000.0, verify_ms=10.0, **fields)
+            steps = []
+            run = driver.engine._run
+            driver.engine._run = lambda nodes, steps=steps, run=run: steps.append(len(nodes)) or run(nodes)
+            driver.deepen()
+            assert len(steps) == 1
+            assert steps[0] <= num_tokens
 
     def test_while_there_is_time_everything_likely_is_drafted(self, monkeypatch) -> None:
         driver, clock = self.driver(monkeypatch, step_ms=1.0, verify_ms=100_000.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from hf_ssd import SSDConfig, disable_ssd, enable_ssd
 from hf_ssd.compat import CACHE_KEY
 from hf_ssd.decoders import decoder_config
 from hf_ssd.drafting.feature_trunk import FeatureTrunk
-from hf_ssd.eagle3 import Eagle3Config, Eagle3Head, TargetFeatures, capture_features, feature_layers
+from hf_ssd.eagle3 import Eagle3Config, Eagle3Head, TargetFeatures, backlog, capture_features, feature_layers, features
 from hf_ssd.generation import generate_with_ssd, make_custom_generate
 from hf_ssd.matrix.multimodal import VISION_FAMILIES
+from hf_ssd.planning import CallPolicy
+from hf_ssd.runtime import staff
 from hf_ssd.runtime.pool import close_worker
+from hf_ssd.types import Origin, Plan, Switch
 
 INLINE = SSDConfig(backend="inline", num_assistant_tokens=4, ngram_drafts=False)
 NUM_DRAWN = 4  # tokens whose draws are enumerated
@@ -34,6 +38,27 @@ WAYS: dict[str, dict[str, Any]] = {
     "a budget": {"cache_budget": 6},
     "no drafting ahead": {"mode": "sd"},
 }
+SCRIPTS = [
+    [Plan("ssd"), Plan("ar"), Plan("ssd")],
+    [Plan("ar"), Plan("ssd")],
+    [Plan("ssd"), Plan("sd"), Plan("ssd", max_draft_tokens=3), Plan("sd")],
+    [Plan("ssd"), Plan("ssd", 1), Plan("ssd", 2), Plan("ar"), Plan("ssd")],
+]
+
+
+class ScriptedPolicy(CallPolicy):
+    """Each plan has a few rounds, the last one the rest."""
+
+    plans: Sequence[Plan] = ()
+
+    def begin_row(self) -> None:
+        self._num_rounds = 0
+        self.plan = self.plans[0]
+
+    def after_round(self, stats, duration_ms, likelihood=None) -> list[Switch]:
+        self._num_rounds += 1
+        before, self.plan = self.plan, self.plans[min(self._num_rounds // 4, len(self.plans) - 1)]
+        return [] if before == self.plan else [Switch(before, self.plan, "by the script")]
 
 
 @pytest.fixture
@@ -53,6 +78,15 @@ def shared() -> Any:
     head = make_trained_head(target)
     yield target, head
     close_worker(head)
+
+
+@pytest.fixture
+def beginnings(monkeypatch) -> list[int]:
+    """With each outcome that a head is told: from which place in the row on it reads."""
+    seen: list[int] = []
+    learn = FeatureTrunk.learn
+    monkeypatch.setattr(FeatureTrunk, "learn", lambda self, given: (learn(self, given), seen.append(self._first))[0])
+    return seen
 
 
 def settings(way: str, **fields: object) -> SSDConfig:
@@ -130,25 +164,72 @@ class TestGreedily:
         assert min(stats) > 0.3
 
     @pytest.mark.parametrize("num_rows", [1, 2])
-    def test_beside_another_assistant_and_in_changing_modes(self, target, head, num_rows: int) -> None:
-        """Who drafts changes within the call, and with that what the target has to leave behind."""
+    @pytest.mark.parametrize("plans", SCRIPTS, ids=lambda plans: ", ".join(map(str, plans)))
+    def test_who_drafts_changes_within_the_call(
+        self, target, head, plans: Sequence[Plan], num_rows: int, beginnings, monkeypatch
+    ) -> None:
+        """A head that comes back knows the whole row, prompt included: what it missed has been kept for it."""
+        monkeypatch.setattr(staff, "CallPolicy", ScriptedPolicy)
+        monkeypatch.setattr(ScriptedPolicy, "plans", plans)
+        other = make_trained_head(target)
+        other.config.eagle_aux_hidden_state_layer_ids = [2, 2, 1]  # no better than any, but other layers
         ids = torch.cat([prompt(8, seed=seed) for seed in range(num_rows)])
-        expected = target.generate(ids, max_new_tokens=80, do_sample=False)
-        config = SSDConfig(backend="inline", mode="auto", ngram_drafts=False)
+        config = SSDConfig(backend="inline", mode="auto", num_assistant_tokens=4, ngram_drafts=False)
+        arguments = {"assistant_model": [head, make_calm_target(), other], "ssd_config": config}
         dots: list[None] = []
         with checking(lambda: dots.append(None)):
-            for assistants in (head, [make_calm_target(), head]):
-                found = generate_with_ssd(
-                    target,
-                    inputs=ids,
-                    assistant_model=assistants,
-                    ssd_config=config,
-                    max_new_tokens=80,
-                    do_sample=False,
-                )
-                assert found.equal(expected)
-                assert target.ssd_stats.degraded is None
+            found = generate_with_ssd(target, inputs=ids, max_new_tokens=80, do_sample=False, **arguments)
+        assert found.equal(target.generate(ids, max_new_tokens=80, do_sample=False))
+        stats = target.ssd_stats
+        assert stats.degraded is None
+        assert stats.num_switches == len(plans) - 1
         assert dots
+        assert set(beginnings) == {1}
+        last = [each for each in stats.rounds if each.num_draft_tokens][-6 * num_rows :]
+        assert plans[-1].assistant == 0
+        assert sum(each.num_accepted for each in last) > 6 * num_rows
+        assert any(each.origin is Origin.CACHE and each.num_accepted for each in last) or plans[-1].mode == "sd"
+
+    @pytest.mark.parametrize("backend", ["stream", "process"])
+    def test_a_head_comes_back_beside_the_target(self, shared, backend: str, beginnings, monkeypatch) -> None:
+        target, head = shared
+        monkeypatch.setattr(staff, "CallPolicy", ScriptedPolicy)
+        monkeypatch.setattr(ScriptedPolicy, "plans", SCRIPTS[0])
+        config = SSDConfig(mode="auto", num_assistant_tokens=4, ngram_drafts=False, backend=backend)
+        stats = assert_equals_plain(target, head, prompt(8), config, max_new_tokens=80)
+        assert [each.mode for each in stats.rounds[:9:4]] == ["ssd", "ar", "ssd"]
+        assert sum(each.num_accepted for each in stats.rounds[9:]) > 10
+        assert set(beginnings) == ({1} if backend == "stream" else set())
+
+    def test_a_head_that_comes_back_after_long(self, target, head, beginnings, monkeypatch) -> None:
+        """Little is kept for it: it begins there."""
+        monkeypatch.setattr(staff, "CallPolicy", ScriptedPolicy)
+        monkeypatch.setattr(ScriptedPolicy, "plans", [Plan("ar"), Plan("ssd")])
+        monkeypatch.setattr(backlog, "MAX_KEPT_BYTES", 3 * head.config.feature_size * 4)
+        dots: list[None] = []
+        with checking(lambda: dots.append(None)):
+            config = SSDConfig(backend="inline", mode="auto", num_assistant_tokens=4, ngram_drafts=False)
+            stats = assert_equals_plain(target, head, prompt(8), config, max_new_tokens=60)
+        assert len(dots) > 5
+        assert set(beginnings) == {8 + 5 - 3}  # it knows the features of four tokens, the latest included
+        assert sum(each.num_accepted for each in stats.rounds) > 10
+
+    def test_a_prompt_of_which_only_the_end_can_be_told(self, target, head, monkeypatch) -> None:
+        monkeypatch.setattr(features, "MAX_TOLD_BYTES", 10 * head.config.feature_size * 4)
+        told: list[int] = []
+        learn = FeatureTrunk.learn
+        monkeypatch.setattr(FeatureTrunk, "learn", lambda self, given: (told.append(len(given)), learn(self, given))[1])
+        dots: list[None] = []
+        with checking(lambda: dots.append(None)):
+            stats = assert_equals_plain(target, head, prompt(40), INLINE, max_new_tokens=40)
+            assert told[0] == 10
+            assert stats.acceptance > 0.3
+            told.clear()
+            batch = padded_batch([prompt(30), prompt(4)])
+            expected = target.generate(**batch, max_new_tokens=20, do_sample=False)
+            arguments = {"assistant_model": head, "ssd_config": INLINE}
+            assert generate_with_ssd(target, **batch, max_new_tokens=20, do_sample=False, **arguments).equal(expected)
+            assert told[:2] == [10, 4]
 
 
 class TestSampling:

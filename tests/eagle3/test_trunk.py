@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from drafting.test_engine import FakeClock
 from drafting_requests import request
 from eagle3.rebuilding import check, checking
 from tiny_head import make_calm_target, make_head, make_trained_head
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 
 from hf_ssd import SSDConfig
 from hf_ssd.drafting import DraftEngine, make_assistant
+from hf_ssd.drafting.engine import MAX_STEP_TOKENS
 from hf_ssd.eagle3 import Eagle3Head, capture_features, feature_layers
 from hf_ssd.types import Origin, Outcome
 
@@ -155,6 +157,20 @@ def test_a_prompt_of_which_the_target_reads_the_end_only(target) -> None:
     check(trunk, features, driver.engine._root.hidden)
 
 
+@pytest.mark.parametrize("num_common", [0, 2])
+def test_another_row_after_a_late_beginning(target, num_common: int) -> None:
+    """As with two chats in turn, each on a cache of its own: the second is shorter than where the first one began."""
+    driver = Driver(target, make_trained_head(target), SSDConfig(num_assistant_tokens=3))
+    driver.engine.resolve(Outcome(0, 9, driver.features(driver.row)[5:]))
+    row = [*driver.row[:num_common], *prompt(5 - num_common, seed=3)[0].tolist()]
+    driver.engine.start(replace(driver.request, prompt_ids=tuple(row)))
+    features = driver.features(row)[-2:]
+    driver.engine.resolve(Outcome(0, 11, features))
+    trunk = driver.engine._trunk
+    assert trunk.reading.tokens == [row[-1], 11]
+    check(trunk, features, driver.engine._root.hidden)
+
+
 @pytest.mark.parametrize("num_unseen", [0, 3])
 def test_a_row_that_goes_on_as_a_new_one(target, num_unseen: int) -> None:
     """As after a change of mode, or in a next turn on the caller's cache. What it missed ends what the head knows."""
@@ -178,6 +194,47 @@ def test_a_row_that_goes_on_as_a_new_one(target, num_unseen: int) -> None:
     driver.engine.start(replace(driver.request, prompt_ids=tuple(row)))
     driver.engine.resolve(Outcome(0, 31, 2 * features))
     check(trunk, 2 * features, driver.engine._root.hidden)
+
+
+@pytest.mark.parametrize("num_tokens", [20, 60])
+def test_reading_the_prompt_is_no_draft_step(target, num_tokens: int, monkeypatch) -> None:
+    """Nor drafting after a miss, nor part of a round, where it is longer than any step."""
+    prompt_ids = tuple(prompt(num_tokens)[0].tolist())
+    driver = Driver(target, make_trained_head(target), SSDConfig(mode="sd", num_assistant_tokens=3))
+    driver.engine.start(replace(driver.request, prompt_ids=prompt_ids))
+    driver.row, clock = list(prompt_ids), FakeClock(monkeypatch)
+    clock.slow_down(driver.engine.assistant, lambda n: 10.0 * n)
+    misses: list[float] = []
+    monkeypatch.setattr(driver.engine._backup, "jit_took", misses.append)
+    is_long = num_tokens > MAX_STEP_TOKENS
+    driver.resolve(0, 9)
+    pace = driver.engine._pace
+    assert misses == pytest.approx([20.0 if is_long else 20.0 + 10.0 * num_tokens])
+    assert pace.step(1) == pytest.approx(10.0, rel=0.3)
+    assert (pace._resolved_at is None) == is_long
+    driver.resolve(0, 11)
+    assert misses[1:] == pytest.approx([30.0])
+    assert pace.step(1) == pytest.approx(10.0, rel=0.3)
+
+
+def test_features_of_what_is_never_read_are_dropped(target) -> None:
+    """As from there on where the head's positions end."""
+    limit = 16
+    head = make_trained_head(target)
+    head.config.layer.max_position_embeddings = limit
+    driver = Driver(target, head, SSDConfig(num_assistant_tokens=3))
+    for bonus in range(5, 25):
+        driver.resolve(0, bonus)
+        while driver.engine.deepen():
+            pass
+        assert sum(map(len, driver.engine._trunk._features)) <= 2
+    assert driver.engine._trunk.num_cached <= limit
+    # The next row begins with the same tokens, and is read from what is known of them.
+    driver.engine.start(replace(driver.request, prompt_ids=tuple(driver.row[:12])))
+    features = driver.features(driver.row[:12])
+    driver.engine.resolve(Outcome(0, 30, features[-1:]))
+    assert driver.engine._trunk.reading.tokens == [*driver.row[1:12], 30]
+    check(driver.engine._trunk, features, driver.engine._root.hidden)
 
 
 def test_an_outcome_without_features_is_an_error(target) -> None:

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from hf_ssd.metrics import SSDStats
 from hf_ssd.planning.choosing import MAX_INTERVAL, MIN_TRIAL_ROUNDS, SETTLING_ROUNDS, PlanChooser, PlanMemory
 from hf_ssd.types import Plan, Switch
 
@@ -178,6 +179,16 @@ def test_an_assistant_that_another_call_has_is_not_waited_for() -> None:
     assert machine.tokens_in.keys() == {SSD, AR}
     assert [switch.after for _, switch in machine.switches if switch.after != AR] == []
     assert SSD in asked
+
+
+def test_the_way_back_is_told_from_a_trial() -> None:
+    machine = Machine(PlanChooser(AUTO)).play(2000, HARD, likelihood=0.2)
+    trials = [switch for _, switch in machine.switches if switch.is_trial]
+    assert [switch.is_return for switch in trials[1:]] == [number % 2 == 1 for number in range(len(trials) - 1)]
+    stats = SSDStats("auto", switches=tuple(switch for _, switch in machine.switches))
+    # The first one ended with AR as the new home.
+    assert stats.num_trials == stats.to_dict()["num_trials"] == 1 + len(trials) // 2
+    assert stats.num_switches == 1
 
 
 def test_a_trial_takes_no_more_rounds_than_it_needs() -> None:

@@ -42,8 +42,8 @@ def test_drafts_come_back_when_tokens_are_fast() -> None:
 
 def test_no_level_below_the_last() -> None:
     ladder = Ladder([None, 0], num_rounds=2)
-    assert ladder.down()
-    assert not ladder.down()
+    assert ladder.try_next()
+    assert not ladder.try_next()
     assert ladder.level == 0
 
 
@@ -52,6 +52,19 @@ def test_the_last_limit_is_to_draft_nothing() -> None:
     for _ in range(40):
         policy.after_round(1.0, 20.0 if policy.limit is None else 15.0)
     assert policy.limit == 0
+
+
+def test_from_the_last_limit_it_goes_up_again_as_far_as_that_helps() -> None:
+    policy = LatencyPolicy(4.0, most=16)
+    for _ in range(200):  # drafts are in vain
+        policy.after_round(1.0, 20.0 + (16 if policy.limit is None else policy.limit))
+    assert policy.limit == 0
+    limits = []
+    for _ in range(250):  # the first four are right now, and more of them cost more than they bring
+        limit = 16 if policy.limit is None else policy.limit
+        if policy.after_round(1.0 + min(limit, 4), 20.0 + limit) is not None:
+            limits.append(policy.limit)
+    assert limits[:5] == [1, 2, 4, 8, 4]
 
 
 class TestBudget:
