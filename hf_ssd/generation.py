@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from .fork_lock import ForkLock
 from .metrics import SSDStats
 from .monitoring import Monitor
 from .orchestration import Drafter, SSDCall, SSDGenerateOutput, decode_plainly, decode_speculatively, with_stats
-from .planning import PlanMemory, needs_policy
+from .planning import PlanMemories, PlanMemory
 from .protocol import SpeculatorError
 from .recorder import Recorder
 from .runtime.pool import start_worker
@@ -152,6 +152,8 @@ class SSDGenerationMixin(GenerationMixin):
     def _generate_plainly(self, kwargs: dict[str, Any]) -> Any:
         recorder = _recorder(self.ssd_monitor, "ar")
         eos_token_id = call_config(self, kwargs).eos_token_id
+        if isinstance(kwargs.get("assistant_model"), (list, tuple)):  # transformers takes one, with all its limits
+            kwargs = {**kwargs, "assistant_model": None, "assistant_tokenizer": None}
         if kwargs.get("assistant_model") is None:
             kwargs = {name: value for name, value in kwargs.items() if name != "assistant_model"}
         with _running(None):
@@ -277,7 +279,6 @@ def make_custom_generate(
     """
     config = SSDConfig.of(ssd_config)
     assistants = _all_of(assistant_model)
-    memories: dict[tuple[int, bool], PlanMemory] = {}
 
     def ssd(model: PreTrainedModel, input_ids: torch.LongTensor, inputs_tensor: Any = None, **kwargs: Any) -> Any:
         drafting = () if config.mode == "ar" else assistants
@@ -287,7 +288,8 @@ def make_custom_generate(
         check_media(model, len(input_ids), kwargs)
         monitor = getattr(model, "ssd_monitor", None)
         recorder = _recorder(monitor, config.mode, config.trace)
-        memory = memories.setdefault((len(input_ids), bool(generation_config.do_sample)), PlanMemory())
+        samples = bool(generation_config.do_sample)
+        memory = _MEMORIES.find(model, drafting, config, num_rows=len(input_ids), samples=samples)
         call = SSDCall(drafters, config, recorder, memory)
         output = decode_speculatively(
             model, input_ids, call=call, streamer=streamer, inputs_tensor=inputs_tensor, **kwargs
@@ -401,21 +403,15 @@ def _finish(model: PreTrainedModel, monitor: Monitor | None, output: Any, record
     return with_stats(output, stats)
 
 
-# By target, then by assistants, settings, number of rows and whether tokens are sampled: what earlier calls have shown.
-_MEMORIES: weakref.WeakKeyDictionary[PreTrainedModel, dict[Hashable, PlanMemory]] = weakref.WeakKeyDictionary()
+_MEMORIES = PlanMemories()
 
 
 def _memory_of(
     model: PreTrainedModel, assistants: Assistants, config: SSDConfig, kwargs: dict[str, Any]
 ) -> PlanMemory | None:
     """What calls like this one have shown, where anything can change within a call."""
-    if not needs_policy(config, len(assistants)):
-        return None
-    own = call_config(model, kwargs)
-    num_rows = (num_prompts(model, kwargs) or 1) * (own.num_return_sequences or 1)
-    settings = replace(config, seed=None, trace=False)
-    kind = (tuple(map(id, assistants)), settings, num_rows, may_sample(model, kwargs))
-    return _MEMORIES.setdefault(model, {}).setdefault(kind, PlanMemory())
+    num_rows = (num_prompts(model, kwargs) or 1) * (call_config(model, kwargs).num_return_sequences or 1)
+    return _MEMORIES.find(model, assistants, config, num_rows=num_rows, samples=may_sample(model, kwargs))
 
 
 # The call that a model's own `generate()` runs in, in this thread.

@@ -296,7 +296,7 @@ class Link:
     Args:
         speculator: Drafts; without one every speculation is empty.
         recorder: Takes down why it failed, and what it did.
-        on_degrade: Called when it has failed.
+        on_degrade: Called when it has failed, with the number of its assistant.
         plan: Of the row's rounds, where that changes.
         feature_layers: Which of the target's states each assistant reads, where plans may name it.
 
@@ -308,7 +308,7 @@ class Link:
         self,
         speculator: Speculator | None,
         recorder: Recorder,
-        on_degrade: Callable[[], None] = lambda: None,
+        on_degrade: Callable[[int], None] = lambda assistant: None,
         plan: Plan | None = None,
         feature_layers: Sequence[tuple[int, ...]] = (),
     ) -> None:
@@ -428,7 +428,7 @@ class Link:
                 self._recorder.degraded = str(error)
             self._speculator = None
             self._backlogs.pop(self._assistant, None)  # it will not be asked again
-            self._on_degrade()
+            self._on_degrade(self._assistant)
             return None
 
 

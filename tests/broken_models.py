@@ -28,6 +28,16 @@ class RaisesLater(LlamaForCausalLM):
         return self  # run whole, through the forward above
 
 
+class RaisesOnceTold(RaisesLater):
+    """Works until the class is told to break."""
+
+    is_told = False
+
+    def _count(self) -> None:
+        if self.is_told:
+            raise ArithmeticError("the assistant broke")
+
+
 class RaisesAtOnce(LlamaForCausalLM):
     """Cannot even be moved to its device."""
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import logging as standard_logging
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import tiny_zoo
 import torch
-from broken_models import RaisesLater
+from broken_models import RaisesLater, RaisesOnceTold
 from plain import assert_equals_plain
 from tiny_models import make_noisy, make_target, make_unrelated, padded_batch, prompt
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from hf_ssd import SSDConfig, enable_ssd
+from hf_ssd import SSDConfig, enable_ssd, generation
 from hf_ssd.generation import generate_with_ssd, make_custom_generate
 from hf_ssd.matrix.encoders import ENCODER_FAMILIES
 from hf_ssd.monitoring import EventKind, Monitor
-from hf_ssd.planning import CallPolicy
-from hf_ssd.runtime import staff
+from hf_ssd.planning import CallPolicy, PlanMemory
+from hf_ssd.protocol import SpeculatorError
+from hf_ssd.runtime import pool, staff
+from hf_ssd.runtime.inline import InlineSpeculator
 from hf_ssd.trace import chrome_trace
 from hf_ssd.types import Origin, Plan, RoundStats, Switch
 
@@ -107,6 +111,18 @@ class TestByChance:
         stats = assert_equals_plain(family.make(), family.make_assistant(), prompt(9), AUTO, max_new_tokens=40)
         assert stats.num_switches > 3
 
+    def test_rows_one_after_the_other_take_one_engine(self, monkeypatch) -> None:
+        made = []
+        monkeypatch.setattr(InlineSpeculator, "another", lambda self: made.append(self) or self)
+        family = next(each for each in ENCODER_FAMILIES if each.model_type == "mbart")
+        batch = {"inputs": torch.cat([prompt(9, seed=row) for row in range(3)])}
+        target, kwargs = family.make(), {"max_new_tokens": 30, "do_sample": False}
+        plain = target.generate(**batch, **kwargs)
+        ids = generate_with_ssd(target, assistant_model=family.make_assistant(), ssd_config=AUTO, **batch, **kwargs)
+        assert ids.equal(plain)
+        assert target.ssd_stats.acceptance > 0
+        assert not made
+
     def test_several_assistants(self, target, monkeypatch) -> None:
         plans = [Plan("ssd", 0), Plan("ssd", 1), Plan("sd", 1), Plan("ar")]
         monkeypatch.setattr(RandomPolicy, "plans", plans)
@@ -139,6 +155,53 @@ def test_tokens_follow_the_targets_distribution_under_the_token_rule(target, noi
             ids = generate_with_ssd(target, inputs=prompt(5), assistant_model=noisy, ssd_config=config, **settings)
         counts.append(torch.bincount(ids[:, -3:].flatten(), minlength=64) / ids[:, -3:].numel())
     assert (counts[0] - counts[1]).abs().max() < 0.06
+
+
+class ScriptedPolicy(CallPolicy):
+    """Has a plan for each round, and keeps the last one."""
+
+    plans: Sequence[Plan] = ()
+
+    def begin_row(self) -> None:
+        self._left = list(self.plans)
+        self.plan = self._left.pop(0)
+
+    def after_round(self, stats, duration_ms, likelihood=None) -> list[Switch]:
+        before = self.plan
+        self.plan = self._left.pop(0) if self._left else before
+        return [] if self.plan == before else [Switch(before, self.plan, "by the script")]
+
+
+class TwoTokens(LogitsProcessor):
+    """Leaves tokens 1 and 2, alike."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        scores = torch.full_like(scores, float("-inf"))
+        scores[:, 1:3] = 0.0
+        return scores
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_drafts_after_a_pause_are_drawn_anew(target, noisy, monkeypatch, rule) -> None:
+    """The first draft token after a start, and the first after the next: all are accepted, so none may tell another."""
+    monkeypatch.setattr(staff, "CallPolicy", ScriptedPolicy)
+    monkeypatch.setattr(ScriptedPolicy, "plans", [Plan("sd"), Plan("ar"), Plan("sd")])
+    num_rows = 100
+    config = SSDConfig(mode="auto", backend="inline", verification=rule, seed=3, num_assistant_tokens=1)
+    ids = generate_with_ssd(
+        target,
+        inputs=prompt(5),
+        assistant_model=noisy,
+        ssd_config=config,
+        do_sample=True,
+        max_new_tokens=8,
+        num_return_sequences=num_rows,
+        logits_processor=LogitsProcessorList([TwoTokens()]),
+    )
+    rounds = [r for r in target.ssd_stats.rounds if r.row == 0]
+    assert [(r.num_accepted, r.num_emitted) for r in rounds[:4]] == [(1, 2), (0, 1), (0, 1), (1, 2)]
+    first, second = ids[:, 6], ids[:, 10]
+    assert abs(int((first == second).sum()) - num_rows / 2) < 20  # four standard deviations
 
 
 class TestLimits:
@@ -176,6 +239,13 @@ class TestLimits:
         assert max(before) > 2
         assert len(limited) > 10
         assert max(limited) == 2
+
+    def test_an_assistant_that_is_lost_once_the_budget_is_spent_changes_nothing(self) -> None:
+        policy = CallPolicy(SSDConfig(token_budget=10), num_assistants=2)
+        stats = RoundStats(0, 0, 10, Origin.NONE)
+        assert [switch.after for switch in policy.after_round([stats], 1.0)] == [Plan("ar")]
+        assert policy.lose(0) == []
+        assert policy.plan == Plan("ar")
 
     def test_a_latency_target_that_is_met_changes_nothing(self, target, noisy) -> None:
         config = SSDConfig(backend="inline", num_assistant_tokens=4, sla_ms_per_token=1e6)
@@ -235,10 +305,10 @@ class TestAssistants:
     def test_one_that_cannot_be_had_is_left_out_once_there_are_tokens(self, target, noisy, monkeypatch) -> None:
         wrong = make_unrelated()
 
-        def speculator_for(assistant, *args):
+        def speculator_for(assistant, *args, **kwargs):
             if assistant is wrong:
                 raise MemoryError("no room for the assistant")
-            return real(assistant, *args)
+            return real(assistant, *args, **kwargs)
 
         real = staff.speculator_for
         monkeypatch.setattr(staff, "speculator_for", speculator_for)
@@ -251,6 +321,113 @@ class TestAssistants:
         with pytest.raises(MemoryError, match="no room for the assistant"):
             generate_with_ssd(target, inputs=prompt(7), assistant_model=[wrong, noisy], **kwargs)
 
+    def test_one_that_is_remembered_and_cannot_be_had_leaves_the_others(self, target, twin, noisy, monkeypatch) -> None:
+        config = SSDConfig(backend="inline", num_assistant_tokens=4)
+        memory = PlanMemory(home=Plan("ssd", 1))
+        monkeypatch.setattr(generation, "_memory_of", lambda *args: memory)
+        kwargs = {"max_new_tokens": 60, "do_sample": False}
+        plain = target.generate(prompt(7), **kwargs)
+
+        def speculator_for(assistant, *args, **kwargs):
+            if assistant is twin:
+                raise MemoryError("no room for the assistant")
+            return real(assistant, *args, **kwargs)
+
+        real = staff.speculator_for
+        monkeypatch.setattr(staff, "speculator_for", speculator_for)
+        ids = generate_with_ssd(target, inputs=prompt(7), assistant_model=[noisy, twin], ssd_config=config, **kwargs)
+        assert ids.equal(plain)
+        stats = target.ssd_stats
+        assert "no room for the assistant" in stats.degraded
+        assert [switch.after for switch in stats.switches] == [Plan("ssd", 0)]
+        assert any(r.origin is Origin.CACHE and r.num_accepted for r in stats.rounds)
+
+    def test_one_that_cannot_be_stopped_is_the_one_that_is_lost(self, target, noisy, twin, monkeypatch) -> None:
+        lost = []
+
+        def stop(self) -> None:
+            if self._model is noisy:
+                raise SpeculatorError("it cannot be stopped")
+
+        monkeypatch.setattr(staff, "CallPolicy", ScriptedPolicy)
+        monkeypatch.setattr(ScriptedPolicy, "plans", [*[Plan("ssd", 0)] * 3, Plan("ssd", 1)])
+        monkeypatch.setattr(ScriptedPolicy, "lose", lambda self, assistant: lost.append(assistant) or [])
+        monkeypatch.setattr(InlineSpeculator, "stop", stop)
+        plain = target.generate(prompt(7), max_new_tokens=60, do_sample=False)
+        kwargs = {"max_new_tokens": 60, "do_sample": False, "ssd_config": AUTO}
+        assert generate_with_ssd(target, inputs=prompt(7), assistant_model=[noisy, twin], **kwargs).equal(plain)
+        assert lost == [0]
+        assert sum(r.num_accepted for r in target.ssd_stats.rounds[-3:]) > 0
+
+    def test_calls_that_lose_their_assistants_do_not_wait_for_each_others(self, target, monkeypatch) -> None:
+        """Each has what the other would go on with, as both break."""
+        assistants = [RaisesOnceTold(target.config).eval() for _ in range(2)]
+        both_draft = threading.Barrier(2, action=lambda: setattr(RaisesOnceTold, "is_told", True))
+        monkeypatch.setattr(RaisesOnceTold, "is_told", False)
+        expected = target.generate(prompt(7), max_new_tokens=40, do_sample=False)
+        found = []
+
+        class Meet(StoppingCriteria):
+            def __call__(self, input_ids, scores, **kwargs) -> torch.Tensor:
+                if input_ids.shape[1] == 12:
+                    both_draft.wait(timeout=20)
+                return torch.zeros(len(input_ids), dtype=torch.bool)
+
+        def call(assistants) -> None:
+            output = generate_with_ssd(
+                target,
+                inputs=prompt(7),
+                assistant_model=assistants,
+                ssd_config=SSDConfig(backend="stream"),
+                max_new_tokens=40,
+                do_sample=False,
+                stopping_criteria=StoppingCriteriaList([Meet()]),
+                return_dict_in_generate=True,
+            )
+            found.append(output)
+
+        orders = (assistants, assistants[::-1])
+        threads = [threading.Thread(target=call, args=(order,), daemon=True) for order in orders]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=30)
+        assert len(found) == 2
+        assert all(output.sequences.equal(expected) for output in found)
+        assert all("the assistant broke" in output.ssd_stats.degraded for output in found)
+        assert not any(map(pool.is_busy, assistants))
+
+    def test_one_that_is_lost_is_free_for_other_calls_at_once(self, target, noisy, monkeypatch) -> None:
+        broken = RaisesOnceTold(target.config).eval()
+        monkeypatch.setattr(RaisesOnceTold, "is_told", False)
+        busy = []
+
+        class Look(StoppingCriteria):
+            def __call__(self, input_ids, scores, **kwargs) -> torch.Tensor:
+                RaisesOnceTold.is_told = input_ids.shape[1] >= 20
+                busy.append((pool.is_busy(broken), pool.is_busy(noisy)))
+                return torch.zeros(len(input_ids), dtype=torch.bool)
+
+        kwargs = {"max_new_tokens": 60, "do_sample": False}
+        plain = target.generate(prompt(7), **kwargs)
+        ids = generate_with_ssd(
+            target,
+            inputs=prompt(7),
+            assistant_model=[broken, noisy],
+            ssd_config=SSDConfig(backend="stream"),
+            stopping_criteria=StoppingCriteriaList([Look()]),
+            **kwargs,
+        )
+        assert ids.equal(plain)
+        assert busy[0] == (True, False)
+        assert busy[-1] == (False, True)
+        with pool.start_worker(noisy, target, SSDConfig(backend="stream")).reserve() as has_it:
+            assert has_it
+            worker = pool._THREADS[noisy]
+            assert pool.is_busy(noisy)
+            monkeypatch.setattr(worker, "_owner", worker._owner + 1)  # as in a fork
+            assert not pool.is_busy(noisy)
+
     def test_texts_are_the_same_whichever_serves(self, target, noisy, unrelated) -> None:
         settings = {"do_sample": True, "max_new_tokens": 60, "inputs": prompt(7)}
         config = SSDConfig(backend="inline", seed=5)
@@ -259,6 +436,23 @@ class TestAssistants:
             for each in (noisy, unrelated, [noisy, unrelated], [unrelated, noisy])
         ]
         assert all(text == texts[0] for text in texts)
+
+    def test_a_call_that_does_without_them_is_plain(self, target, noisy, unrelated) -> None:
+        kwargs = {"max_new_tokens": 20, "num_beams": 2, "do_sample": False}
+        plain = target.generate(prompt(7), **kwargs)
+        enable_ssd(target, noisy, AUTO)
+        assert target.generate(prompt(7), assistant_model=[unrelated, noisy], **kwargs).equal(plain)
+
+    def test_custom_generate_remembers_of_each_target(self, target, noisy) -> None:
+        generate = make_custom_generate(noisy, AUTO)
+        for each in (target, make_target()):
+            each.generate(prompt(7), max_new_tokens=30, do_sample=False, custom_generate=generate)
+            (memory,) = generation._MEMORIES._kinds[each].values()
+            assert memory.home is not None
+        fixed = make_custom_generate(noisy, {"backend": "inline"})
+        other = make_target()
+        other.generate(prompt(7), max_new_tokens=30, do_sample=False, custom_generate=fixed)
+        assert other not in generation._MEMORIES._kinds
 
     def test_custom_generate_takes_several(self, target, noisy, unrelated) -> None:
         plain = target.generate(prompt(7), max_new_tokens=30, do_sample=False)
@@ -326,7 +520,7 @@ def test_the_assistant_rests_in_plain_rounds_and_the_target_has_its_cores(target
     real = staff.PolicyConductor.after_round
     monkeypatch.setattr(staff.PolicyConductor, "after_round", look)
     try:
-        assert_equals_plain(target, shared_noisy, prompt(7), PROCESS, max_new_tokens=70)
+        assert_equals_plain(target, shared_noisy, prompt(7), PROCESS, max_new_tokens=200)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers.utils import logging
 
+from ..noise import derive_seed
 from ..protocol import DraftRequest
 from ..sampling import SaguaroLogitsProcessor, apply_processors, draw, looks_only_at_scores
 from .assistant import AssistantModel
@@ -67,7 +68,10 @@ class Proposer:
         self._num_placeholders = len(self._unread) - request.num_padding
         self._vocabulary = vocabulary
         self._map = make_token_map(assistant, request)
-        self._generator = torch.Generator(assistant.device).manual_seed(request.seed)
+        # A row that goes on after a pause begins anew, with the text so far: that must not be drafted with the draws
+        # that have shaped it.
+        seed = derive_seed(request.seed, len(request.prompt_ids))
+        self._generator = torch.Generator(assistant.device).manual_seed(seed)
         self._likely = torch.empty(0, dtype=torch.long, device=assistant.device)
 
     def activate(self, context: Sequence[int], extra: Sequence[int] = ()) -> None:

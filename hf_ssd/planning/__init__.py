@@ -7,6 +7,7 @@ from .choosing import PlanChooser, PlanMemory
 from .costs import Cost, RoundCosts
 from .fan_out import plan_fan_out
 from .linear_fit import LinearFit
+from .memories import PlanMemories
 from .planner import Rates, best_step, is_worth_verifying, step_width
 from .policies import CallPolicy, needs_policy
 
@@ -21,6 +22,7 @@ __all__ = [
     "Event",
     "LinearFit",
     "PlanChooser",
+    "PlanMemories",
     "PlanMemory",
     "Rates",
     "RoundCosts",

@@ -60,7 +60,7 @@ class PlanChooser:
     Args:
         plans: To choose from. The first one is home at first.
         memory: Of earlier calls. Changed by `remember`.
-        is_available: Asked before another plan is tried.
+        is_available: Asked before another plan is begun with.
 
     Attributes:
         plan: The plan for the next round.
@@ -75,8 +75,11 @@ class PlanChooser:
         self._is_available = is_available
         self._memory = memory or PlanMemory()
         self._tracks = {plan: self._track(plan) for plan in plans}
-        home = self._memory.home
-        self._home = self.plan = home if home in self._tracks else plans[0]
+        best = self._memory.home if self._memory.home in self._tracks else plans[0]
+        # Rather another assistant than one that would have to be waited for.
+        likes = [best, *(plan for plan in plans if plan.mode == best.mode)]
+        self._home = self.plan = next((plan for plan in likes if is_available(plan)), best)
+        self._stand_in = None if self._home == best else self._home
         self._left: Plan | None = None  # what was home before
         self._is_sudden = False  # whether the trial was caused by the latest rounds
         self._num_here = 0
@@ -129,16 +132,20 @@ class PlanChooser:
     def drop(self, assistant: int) -> Switch | None:
         """Takes out the plans of an assistant that is lost. Returns where that leads, if `plan` is another now."""
         left = {plan: track for plan, track in self._tracks.items() if plan.mode == "ar" or plan.assistant != assistant}
-        self._tracks = left or {Plan("ar"): _Track(FIRST_INTERVAL["ar"])}
+        self._tracks = left
         if self._home not in self._tracks:
-            self._home = min(self._tracks, key=lambda plan: (plan.mode == "ar", self._known_ms(plan)))
+            # An assistant that another call has is tried later: each of the two calls could be waiting for the other.
+            free = [plan for plan in left if self._is_available(plan)]
+            self._home = min(free, key=lambda plan: (plan.mode == "ar", self._known_ms(plan)), default=Plan("ar"))
+            self._tracks.setdefault(self._home, _Track(FIRST_INTERVAL["ar"]))
         if self.plan in self._tracks:
             return None
         return self._go_to(self._home, "its assistant is lost")
 
     def remember(self) -> None:
         """Leaves what was found out to later calls."""
-        self._memory.home = self._home
+        if self._home != self._stand_in:
+            self._memory.home = self._home
         for plan, track in self._tracks.items():
             self._memory.tracks[plan] = track
 

@@ -158,7 +158,7 @@ class CallPolicy:
     def _within_limits(self, plan: Plan) -> Plan:
         if plan.mode == "ar":
             return plan
-        if self._is_stopped:
+        if self.is_done or self._is_stopped:
             return Plan("ar")
         limit = None if self._latency is None else self._latency.limit
         budget = None if self._budget is None or plan.mode != "ssd" else self._budget.budget

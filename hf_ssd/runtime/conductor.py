@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -29,8 +29,12 @@ class Crew(Protocol):
 
     feature_layers: Sequence[tuple[int, ...]]
 
-    def of_row(self, assistant: int, row: int) -> Speculator:
-        """That of an assistant, by its number, for a row of that index."""
+    def of_row(self, assistant: int, place: int) -> Speculator:
+        """That of an assistant, by its number, for the row at a place among those that are decoded together."""
+        ...
+
+    def release(self, assistant: int) -> None:
+        """Gives an assistant up that has failed. Its rows have been stopped, and it is not asked for again."""
         ...
 
     def set_threads(self, speculator: Speculator | None) -> None:
@@ -55,24 +59,30 @@ class PolicyConductor:
         self._policy = policy
         self._recorder = recorder
         self._crew = crew
-        self._has_lost = False
+        self._lost: set[int] = set()  # assistants that have failed, and are not given up yet
+        self._places: dict[int, int] = {}  # of rows, by index, among those that are decoded together
         self._round_began_s = 0.0
 
     def begin(self, rows: Sequence[Row], request: RequestMaker) -> tuple[list[Link], list[DraftRequest]]:
         """The links of rows that are decoded together, and what their speculators need."""
         self._request = request
+        self._places = {row.index: place for place, row in enumerate(rows)}
+        lost = set(self._lost)
+        self._tell(self._lose(lost))
+        self._release(lost)
         self._policy.begin_row()
-        self._has_lost = False
         plan = self._policy.plan
         speculators = self._speculators(rows, plan)
         self._crew.set_threads(speculators[0])
         layers = self._crew.feature_layers
-        links = [Link(speculator, self._recorder, self._lost, plan, layers) for speculator in speculators]
+        links = [Link(speculator, self._recorder, self._on_degrade, plan, layers) for speculator in speculators]
         return links, [self._request_now(row, plan) for row in rows]
 
     def _speculators(self, rows: Sequence[Row], plan: Plan) -> list[Speculator | None]:
         """One for each row; none where the plan is to decode plainly."""
-        return [None if plan.mode == "ar" else self._crew.of_row(plan.assistant, row.index) for row in rows]
+        if plan.mode == "ar":
+            return [None] * len(rows)
+        return [self._crew.of_row(plan.assistant, self._places[row.index]) for row in rows]
 
     def prefilled(self) -> None:
         """The prompt has been read: the first round begins."""
@@ -84,23 +94,35 @@ class PolicyConductor:
         """Takes in a round, and lets the rows go on as is best."""
         before, now = self._policy.plan, time.monotonic()
         duration_ms, self._round_began_s = (now - self._round_began_s) * 1e3, now
-        switches: list[Switch] = []
-        if self._has_lost:
-            self._has_lost = False
-            switches = self._policy.lose(before.assistant)
+        lost = set(self._lost)
+        if lost:
+            self._tell(self._lose(lost))
         else:
             likelihood = _likelihood(decisions) if self._policy.wants_likelihood else None
-            switches = self._policy.after_round(stats, duration_ms, likelihood)
+            self._tell(self._policy.after_round(stats, duration_ms, likelihood))
+        is_change = self._policy.plan != before
+        if is_change:
+            for _, link in active:
+                link.stop()  # before another assistant is asked for, which may take a while
+        self._release(lost)
+        if is_change:
+            self._go_on(active, self._policy.plan)
+
+    def _lose(self, lost: Iterable[int]) -> list[Switch]:
+        return [switch for assistant in lost for switch in self._policy.lose(assistant)]
+
+    def _release(self, lost: Iterable[int]) -> None:
+        for assistant in lost:
+            self._crew.release(assistant)
+            self._lost.discard(assistant)
+
+    def _tell(self, switches: Sequence[Switch]) -> None:
         for switch in switches:
             logger.info(f"{self._recorder.num_tokens} tokens, {switch}.")
             self._recorder.switch(switch)
-        if self._policy.plan != before:
-            self._go_on(active, self._policy.plan)
 
     def _go_on(self, active: Sequence[tuple[Row, Link]], plan: Plan) -> None:
-        """Takes rows to a plan."""
-        for _, link in active:
-            link.stop()  # before another assistant is asked for, which may take a while
+        """Takes rows to a plan. They have been stopped."""
         speculators = self._speculators([row for row, _ in active], plan)
         self._crew.set_threads(speculators[0])
         for (row, link), speculator in zip(active, speculators, strict=True):
@@ -123,9 +145,9 @@ class PolicyConductor:
             config=config,
         )
 
-    def _lost(self) -> None:
+    def _on_degrade(self, assistant: int) -> None:
         """An assistant has failed: the target has its cores until the round is over."""
-        self._has_lost = True
+        self._lost.add(assistant)
         self._crew.set_threads(None)
 
 

@@ -29,16 +29,24 @@ _THREADS: weakref.WeakKeyDictionary[PreTrainedModel, Worker] = weakref.WeakKeyDi
 _LOCK = ForkLock()
 # Of assistants whose worker has failed.
 _BACKOFFS: weakref.WeakKeyDictionary[PreTrainedModel, Backoff] = weakref.WeakKeyDictionary()
+_BUSY = "the assistant is busy with another call"
 # Assistants that cannot live in another process. They need not be tried at every call.
 _THREAD_ONLY: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
 
 
-def start_worker(assistant: PreTrainedModel, target: PreTrainedModel, config: SSDConfig) -> Worker:
+class BusyError(SpeculatorError):
+    """Another call has the assistant, and is not waited for."""
+
+
+def start_worker(
+    assistant: PreTrainedModel, target: PreTrainedModel, config: SSDConfig, *, waits: bool = True
+) -> Worker:
     """The worker of `assistant`, started if there is none that is alive, holds its weights and is on the right device.
 
-    One that is no longer right is replaced once the call that it serves is done.
+    One that is no longer right is replaced once the call that it serves is done, if `waits`.
 
     Raises:
+        BusyError: If it would have to be waited for.
         SpeculatorError: If it cannot be started.
         InsufficientMemoryError: If the device that the settings ask for has no room.
         ValueError: If it is no device, or one that the assistant would have to be moved to by the caller.
@@ -70,6 +78,8 @@ def start_worker(assistant: PreTrainedModel, target: PreTrainedModel, config: SS
                 workers[assistant] = worker
                 worker.finalizer = weakref.finalize(assistant, worker.close)
                 return worker
+        if not waits:
+            raise BusyError(_BUSY)
         # Not within `_LOCK`: the call that it serves may itself want a worker before it is done.
         with worker.lock:
             pass
@@ -100,7 +110,8 @@ def close_worker(assistant: PreTrainedModel) -> None:
 def is_busy(assistant: PreTrainedModel) -> bool:
     """Whether another call has the assistant now."""
     workers = (_WORKERS.get(assistant), _THREADS.get(assistant))
-    return any(worker is not None and worker.lock.locked() for worker in workers)
+    # Of a fork of the process, where nobody would ever open the lock, it is no worker.
+    return any(worker is not None and worker.is_own and worker.lock.locked() for worker in workers)
 
 
 def drafts_in_thread(assistant: PreTrainedModel, config: SSDConfig) -> bool:
@@ -111,7 +122,7 @@ def drafts_in_thread(assistant: PreTrainedModel, config: SSDConfig) -> bool:
 
 @contextlib.contextmanager
 def speculator_for(
-    assistant: PreTrainedModel, target: PreTrainedModel, config: SSDConfig, num_threads: int
+    assistant: PreTrainedModel, target: PreTrainedModel, config: SSDConfig, num_threads: int, *, waits: bool = True
 ) -> Iterator[Speculator]:
     """The speculator of one call. A worker serves one call at a time; others wait for it.
 
@@ -120,9 +131,10 @@ def speculator_for(
         target: Decides by its devices where the assistant goes.
         config: Settings of the call.
         num_threads: CPU threads of the assistant, where it has a process or a thread of its own.
+        waits: Whether to wait for it. A call that has one worker may not: the other call may be waiting for that.
 
-    Where a worker cannot be started, or has failed several times in a row, the speculator says so when it is asked, and
-    the call goes on without it.
+    Where a worker is busy and not waited for, cannot be started, or has failed several times in a row, the speculator
+    says so when it is asked, and the call goes on without it.
 
     Raises:
         AssistantLoadError: If the assistant cannot have the process that `backend="process"` asks for.
@@ -133,7 +145,7 @@ def speculator_for(
     if config.backend != "inline":
         with contextlib.ExitStack() as stack:
             try:
-                worker = _acquire(assistant, target, config, stack)
+                worker = _acquire(assistant, target, config, stack, waits=waits)
             except AssistantLoadError:
                 raise
             except SpeculatorError as error:
@@ -152,23 +164,31 @@ def speculator_for(
 
 
 def _acquire(
-    assistant: PreTrainedModel, target: PreTrainedModel, config: SSDConfig, stack: contextlib.ExitStack
+    assistant: PreTrainedModel,
+    target: PreTrainedModel,
+    config: SSDConfig,
+    stack: contextlib.ExitStack,
+    *,
+    waits: bool,
 ) -> Worker | None:
     """The assistant's worker, loaded and reserved until `stack` unwinds; `None` if the call must draft inline."""
     _check_backoff(assistant)
     while True:
         worker = None
         try:
-            worker = start_worker(assistant, target, config)
+            worker = start_worker(assistant, target, config, waits=waits)
             if worker.user == threading.get_ident():
                 # A streamer or a criterion of the running call generates too; waiting for that call would be for ever.
                 return None
-            stack.enter_context(worker.reserve())
+            if not stack.enter_context(worker.reserve(waits=waits)):
+                raise BusyError(_BUSY)
             if worker.is_alive:
                 worker.wait_ready()
                 worker.renew(assistant)
             if worker.is_alive:
                 return worker
+        except BusyError:
+            raise
         except AssistantLoadError as error:
             if config.backend == "process":
                 raise

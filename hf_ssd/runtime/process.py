@@ -33,7 +33,6 @@ from .speculator import Worker, warn_unless_ahead
 START_TIMEOUT_S = 180.0
 MESSAGE_TIMEOUT_S = 60  # for the next part of a message that has begun
 CLOSE_TIMEOUT_S = 2.0
-DRAIN_TIMEOUT_S = 60.0
 
 # Not multiprocessing's spawn: that imports the caller's script again, which needs a guard there, and a file.
 BOOTSTRAP = (
@@ -212,8 +211,8 @@ class AssistantWorker(Worker):
 
     # One row
 
-    def begin_row(self, request: DraftRequest, num_threads: int) -> int:
-        self._drain()
+    def begin_row(self, request: DraftRequest, num_threads: int, timeout_s: float) -> int:
+        self._drain(timeout_s)
         row = next(self._rows)
         processors = messages.pickle_processors(request.processors)
         if request.translation is not self._translation:
@@ -245,11 +244,11 @@ class AssistantWorker(Worker):
         self._replies.pop(row, None)
         self._send(messages.Stop(row))
 
-    def _drain(self) -> None:
+    def _drain(self, timeout_s: float) -> None:
         """Reads what a row that was stopped did not wait for: a worker that is still sending does not listen."""
         with self._failures():
             while self._num_unanswered > 0:
-                self._poll(DRAIN_TIMEOUT_S)
+                self._poll(timeout_s)
                 self._receive((messages.Answer, messages.Failure))
                 self._num_unanswered -= 1
             self._replies.clear()

@@ -34,14 +34,19 @@ class Worker(ABC):
         self._owner = os.getpid()
 
     @contextlib.contextmanager
-    def reserve(self) -> Iterator[None]:
-        """Keeps the worker to the calling thread, once it is free."""
-        with self.lock:
+    def reserve(self, *, waits: bool = True) -> Iterator[bool]:
+        """Keeps the worker to the calling thread, once it is free. Yields whether it is, which without `waits` it may
+        not be.
+        """
+        if not self.lock.acquire(blocking=waits):
+            yield False
+            return
+        try:
             self.user = threading.get_ident()
-            try:
-                yield
-            finally:
-                self.user = None
+            yield True
+        finally:
+            self.user = None
+            self.lock.release()
 
     @property
     def is_own(self) -> bool:
@@ -79,7 +84,8 @@ class Worker(ABC):
     # One row, each step as in [`Speculator`]
 
     @abstractmethod
-    def begin_row(self, request: DraftRequest, num_threads: int) -> int: ...
+    def begin_row(self, request: DraftRequest, num_threads: int, timeout_s: float) -> int:
+        """Returns the row's number. `timeout_s` is for a worker that has served: the first row may take longer."""
 
     @abstractmethod
     def resolve(self, row: int, outcome: Outcome, verify_ms: float | None) -> None: ...
@@ -105,7 +111,7 @@ class WorkerSpeculator:
         self.device = worker.device
         self._worker = worker
         self._timeout_s = timeout_s
-        self._row = -1
+        self._row: int | None = None
         self._vocab_size = 0
 
     def another(self) -> WorkerSpeculator:
@@ -116,18 +122,23 @@ class WorkerSpeculator:
         self._worker.wait_ready()
         assert self.threads is not None
         self._vocab_size = request.vocab_size
-        self._row = self._worker.begin_row(request, self.threads)
+        self._row = self._worker.begin_row(request, self.threads, self._timeout_s)
 
     def resolve(self, outcome: Outcome, verify_ms: float | None = None) -> None:
+        assert self._row is not None
         self._worker.resolve(self._row, outcome, verify_ms)
 
     def receive(self) -> Speculation:
+        assert self._row is not None
         speculation = self._worker.receive(self._row, self._timeout_s)
         _check_speculation(speculation, self._vocab_size)
         return speculation
 
     def stop(self) -> None:
-        self._worker.end_row(self._row)
+        # Once only: by then the worker may serve another call.
+        row, self._row = self._row, None
+        if row is not None:
+            self._worker.end_row(row)
 
 
 def _check_speculation(speculation: Speculation, vocab_size: int) -> None:

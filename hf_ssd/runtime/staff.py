@@ -63,6 +63,7 @@ def staff_for(
         assistants = ()
     with _threads() as restore, contextlib.ExitStack() as stack:
         crew = Crew(assistants, target, config, recorder, stack, restore)
+        crew.knows_one = memory is not None and memory.home is not None
         if not needs_policy(config, len(assistants)):
             yield FixedStaff(crew, recorder)
             return
@@ -84,7 +85,9 @@ class Crew:
 
     Attributes:
         feature_layers: Which of the target's states each assistant reads.
-        has_begun: Whether rows are being decoded: an assistant that cannot be had is no longer a reason to raise.
+        has_begun: Whether rows are being decoded: an assistant that cannot be had is no longer a reason to raise, and
+            one that another call has is not waited for.
+        knows_one: Whether earlier calls have shown what works: then one of several assistants is no reason either.
     """
 
     def __init__(
@@ -103,33 +106,50 @@ class Crew:
         self._recorder = recorder
         self._stack = stack
         self._restore_threads = restore_threads
-        self.has_begun = False
+        self.has_begun = self.knows_one = False
+        self._stacks: dict[int, contextlib.ExitStack] = {}
         self._speculators: dict[int, Speculator] = {}
         self._of_rows: dict[tuple[int, int], Speculator] = {}
 
     def speculator(self, assistant: int) -> Speculator:
-        """That of an assistant. The first time it waits until the calls of other threads are done with it."""
+        """That of an assistant. Before the first row it waits until the calls of other threads are done with it."""
         if assistant not in self._speculators:
             config = self._config
             _, num_threads = split_threads(config.target_threads, config.assistant_threads, available_cores())
+            self._stacks[assistant] = stack = self._stack.enter_context(contextlib.ExitStack())
             try:
-                self._speculators[assistant] = self._stack.enter_context(
-                    speculator_for(self.assistants[assistant], self._target, config, num_threads)
+                self._speculators[assistant] = stack.enter_context(
+                    speculator_for(
+                        self.assistants[assistant], self._target, config, num_threads, waits=not self.has_begun
+                    )
                 )
             except (SpeculatorError, MemoryError, ValueError) as error:
-                if not self.has_begun:
+                if self._must_have(assistant):
                     raise
-                # There are tokens by now: it is lost to the call, which goes on.
+                # It is lost to the call, which goes on.
                 self._speculators[assistant] = LostSpeculator(str(error))
         speculator = self._speculators[assistant]
         self._recorder.assistant_threads, self._recorder.assistant_device = speculator.threads, speculator.device
         return speculator
 
-    def of_row(self, assistant: int, row: int) -> Speculator:
-        """One for each row."""
-        if (assistant, row) not in self._of_rows:
-            self._of_rows[assistant, row] = self.speculator(assistant).another()
-        return self._of_rows[assistant, row]
+    def _must_have(self, assistant: int) -> bool:
+        """Whether the call cannot even begin without an assistant."""
+        is_given = len(self.assistants) == 1 or (assistant == 0 and not self.knows_one)
+        return is_given and not self.has_begun
+
+    def of_row(self, assistant: int, place: int) -> Speculator:
+        """One for each row of those that are decoded together, the first of which has the assistant's own."""
+        if not place:
+            return self.speculator(assistant)
+        if (assistant, place) not in self._of_rows:
+            self._of_rows[assistant, place] = self.speculator(assistant).another()
+        return self._of_rows[assistant, place]
+
+    def release(self, assistant: int) -> None:
+        """Gives an assistant up that has failed, so that other calls may have it. It is not asked for again."""
+        self._speculators[assistant] = LostSpeculator("the assistant has failed before")
+        self._of_rows = {key: each for key, each in self._of_rows.items() if key[0] != assistant}
+        self._stacks[assistant].close()
 
     def is_available(self, plan: Plan) -> bool:
         """Whether an assistant can be had without waiting for the call of another thread."""
@@ -178,7 +198,7 @@ class FixedStaff:
             Link(
                 speculator.another() if speculator is not None and len(rows) > 1 else speculator,
                 self._recorder,
-                lambda: self._crew.set_threads(None),
+                lambda _: self._crew.set_threads(None),
             )
             for _ in rows
         ]

@@ -57,7 +57,7 @@ class StreamWorker(Worker):
         self._outbox = Mailbox(torch.device(device))
         self._thread: threading.Thread | None = None
         self._state: ModelState | None = None
-        self._is_ready = self._is_over = False
+        self._is_ready = self._is_over = self._has_served = False
         self._replies: dict[int, list[messages.Started | messages.Answer | messages.Failure]] = {}  # not asked for yet
         self._cause = "the assistant's thread has ended"
         self._rows = itertools.count()
@@ -120,7 +120,7 @@ class StreamWorker(Worker):
 
     # One row
 
-    def begin_row(self, request: DraftRequest, num_threads: int) -> int:
+    def begin_row(self, request: DraftRequest, num_threads: int, timeout_s: float) -> int:
         """Waits until the thread is ready to read the prompt: what it prepares may not run beside the target."""
         row = next(self._rows)
         self._open_rows.add(row)
@@ -129,7 +129,8 @@ class StreamWorker(Worker):
             messages.move_processor(processor, self._inbox.device)
         request = dataclasses.replace(request, processors=processors)
         self._put(messages.Start(row, request, num_threads, is_awaited=True))
-        self._answer(row, messages.Started, START_TIMEOUT_S)
+        self._answer(row, messages.Started, timeout_s if self._has_served else START_TIMEOUT_S)
+        self._has_served = True
         return row
 
     def resolve(self, row: int, outcome: Outcome, verify_ms: float | None) -> None:

@@ -746,7 +746,7 @@ class TestSampling:
         driver = self.driver(way, overlaps=overlaps)
         draws = Draws(driver, monkeypatch)
         generator, num_hits = random.Random(2), 0
-        for _ in range(25):
+        for _ in range(50):
             driver.deepen(generator.choice([0, 2, 3, None]))
             prepared = driver.prepared()
             is_hit = prepared and generator.random() < 0.6

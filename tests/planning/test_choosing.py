@@ -67,6 +67,26 @@ def test_finds_the_fastest_and_keeps_to_it(speeds: dict, best: Plan) -> None:
         assert machine.ms < 1.06 * machine.num_tokens * ms / ((least + most) / 2)
 
 
+def test_an_assistant_of_another_call_is_not_gone_on_with() -> None:
+    plans = [Plan("ssd", number) for number in range(3)]
+    busy = {plans[1]}
+    chooser = PlanChooser(plans, is_available=lambda plan: plan not in busy)
+    assert chooser.drop(0).after == plans[2]
+    assert chooser.drop(2).after == AR
+    busy.clear()
+    Machine(chooser).play(200, {"ssd": EASY["ssd"], "ar": EASY["ar"]})
+    assert chooser.plan == plans[1]
+
+
+def test_begins_with_an_assistant_that_is_not_waited_for_and_still_knows_the_better_one() -> None:
+    plans, memory = [Plan("ssd", 0), Plan("ssd", 1), AR], PlanMemory(home=Plan("ssd", 1))
+    chooser = PlanChooser(plans, memory, is_available=lambda plan: plan != plans[1])
+    assert chooser.plan == plans[0]
+    chooser.remember()
+    assert memory.home == plans[1]
+    assert PlanChooser(plans, memory, is_available=lambda plan: plan == AR).plan == plans[1]  # waits, as others do
+
+
 def test_sd_is_taken_where_drafting_ahead_only_disturbs() -> None:
     speeds = {"ssd": ((2, 4), 60.0), "sd": ((2, 4), 40.0), "ar": ((1, 1), 25.0)}
     machine = Machine(PlanChooser(AUTO)).play(1500, speeds)

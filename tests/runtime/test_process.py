@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 from broken_models import HasNoMemory, RaisesAtOnce, RaisesLater
+from drafting_requests import request
 from plain import assert_equals_plain
 from streamers import Listener, take_time
 from tiny_models import make_noisy, make_target, make_unrelated, prompt
@@ -26,6 +27,8 @@ from hf_ssd.generation import generate_with_ssd
 from hf_ssd.protocol import SpeculatorError
 from hf_ssd.runtime import messages, pool
 from hf_ssd.runtime.process import AssistantLoadError
+from hf_ssd.runtime.speculator import WorkerSpeculator
+from hf_ssd.types import Outcome
 
 ROOT = Path(__file__).parents[2]
 # Copied tokens are not the assistant's word, so they may be wrong where that is right.
@@ -185,6 +188,16 @@ class TestFailures:
         assert "no answer from the assistant's process for 1 s" in cause
         assert wait_until(lambda: is_gone(pid))  # stopped, it would stay for ever
         assert_equals_plain(target, own_noisy, prompt(6), PROCESS, **GREEDY)
+
+    def test_stopped_while_a_row_goes_on(self, target, own_noisy) -> None:
+        ssd(target, own_noisy)
+        speculator = WorkerSpeculator(pool._WORKERS[own_noisy], num_threads=1, timeout_s=0.2)
+        speculator.start(request(PROCESS))
+        os.kill(pid_of(own_noisy), signal.SIGSTOP)
+        speculator.resolve(Outcome(0, 5))
+        speculator.stop()
+        with pytest.raises(SpeculatorError, match=r"for 0\.2 s"):
+            speculator.start(request(PROCESS))
 
     def test_an_assistant_that_raises(self, target) -> None:
         assistant = RaisesLater(make_noisy().config).eval()

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from broken_models import RaisesLater
+from drafting_requests import request
 from plain import assert_equals_plain
 from streamers import Criterion, Listener, take_time
 from tiny_models import make_noisy, make_target, padded_batch, prompt
@@ -25,6 +26,7 @@ from hf_ssd import SSDConfig, enable_ssd
 from hf_ssd.generation import generate_with_ssd
 from hf_ssd.protocol import SpeculatorError
 from hf_ssd.runtime import pool
+from hf_ssd.runtime.speculator import WorkerSpeculator
 from hf_ssd.runtime.stream import StreamWorker
 from hf_ssd.trace import measure_overlap
 
@@ -257,6 +259,15 @@ class TestFailures:
         assert ssd(target, gated) == plain(target)
         assert target.ssd_stats.degraded is None
         assert pool._THREADS[gated] is not worker
+
+    def test_one_that_hangs_is_given_up_when_a_row_goes_on_too(self, target, gated) -> None:
+        ssd(target, gated)
+        speculator = WorkerSpeculator(pool._THREADS[gated], num_threads=1, timeout_s=0.2)
+        gated.gate.clear()
+        speculator.start(request(STREAM))  # which hangs while it reads the prompt
+        speculator.stop()
+        with pytest.raises(SpeculatorError, match=r"for 0\.2 s"):
+            speculator.start(request(STREAM))
 
     def test_ctrl_c_while_it_is_waited_for(self, target, gated) -> None:
         ssd(target, gated)
