@@ -63,7 +63,7 @@ def test_every_row_is_as_alone(target, noisy, num_rows: int, is_sampled: bool) -
     assert len({len(row) - row.count(0) for row in rows}) > 1 or num_rows == 2, "no row ended early"
 
 
-@pytest.mark.parametrize("backup", ["jit", "ngram", "none"])
+@pytest.mark.parametrize("backup", ["jit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ngram", "none"))])
 @pytest.mark.parametrize("is_sampled", [pytest.param(False, marks=pytest.mark.slow), True], ids=["greedy", "coupled"])
 def test_whatever_answers_a_miss(target, noisy, backup: str, is_sampled: bool) -> None:
     prompts = [prompt(1 + (5 * row) % 17, seed=row) for row in range(5)]
@@ -186,6 +186,7 @@ def test_scores_and_logits_are_each_rows_own(target, noisy) -> None:
         )
 
 
+@pytest.mark.slow
 def test_rows_are_moved_together_when_holes_have_cost_enough(target, monkeypatch) -> None:
     """And never have more holes than that: memory stays bounded."""
     moves, shares = [], []

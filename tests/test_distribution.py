@@ -212,6 +212,7 @@ def test_through_the_real_process(target, assistant, name: str, rule: str, sagua
     assert stats.num_hits + stats.num_misses > 100
 
 
+@pytest.mark.slow
 def test_an_assistant_with_another_tokenizer(target) -> None:
     """HF46936. It lacks one of the target's tokens, has one of its own, and the others in another order.
 
@@ -254,7 +255,9 @@ def no_residual(target_probs, draft_probs, draft_tokens, generator):
 decoding_rule = row.verify_token
 
 
-@pytest.mark.parametrize("rule", [accept_always, accept_argmax, no_residual])
+@pytest.mark.parametrize(
+    "rule", [accept_always, *(pytest.param(rule, marks=pytest.mark.slow) for rule in (accept_argmax, no_residual))]
+)
 def test_a_wrong_rule_is_found(target, assistant, monkeypatch: pytest.MonkeyPatch, rule) -> None:
     """These tests could otherwise pass because they see nothing."""
     monkeypatch.setattr(row, "verify_token", rule)

@@ -211,6 +211,7 @@ class TestWorker:
         )
         assert done.stdout.strip() == "None", done.stderr
 
+    @pytest.mark.slow
     def test_weights_replaced_between_calls_bring_a_new_worker(self) -> None:
         target, assistant = make_target(), make_noisy()
         generate_with_ssd(target, inputs=prompt(6), assistant_model=assistant, ssd_config=PROCESS, max_new_tokens=8)

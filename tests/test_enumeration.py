@@ -163,7 +163,7 @@ def test_the_output_is_distributed_as_the_targets(name: str, rule: str, monkeypa
     found = loop.run(TARGET, ASSISTANT, 3, verification=rule, **SETTINGS[name])
     assert sum(found.values()) == pytest.approx(1.0, abs=EXACT)
     assert distance(found, exact_probs(TARGET, 3)) < EXACT
-    assert loop.seen["cold" if "mode" in SETTINGS[name] else "cache"] > 10
+    assert loop.seen[(Origin.JUST_IN_TIME if "mode" in SETTINGS[name] else Origin.CACHE).value] > 10
     if "cache_budget" in SETTINGS[name]:
         assert loop.seen["token"] + loop.seen["length"] > 10  # misses
         assert loop.backups[{"ngram": Origin.NGRAM, "none": Origin.NONE}.get(backup, Origin.JUST_IN_TIME)] > 10
@@ -227,7 +227,7 @@ def test_an_assistant_with_another_tokenizer(name: str, rule: str, monkeypatch) 
     loop = Loop(monkeypatch)
     found = loop.run(TARGET, TRANSLATED_ASSISTANT, 3, tokenizers=TOKENIZERS, verification=rule, **SETTINGS[name])
     assert distance(found, exact_probs(TARGET, 3)) < EXACT
-    assert loop.seen["cold" if "mode" in SETTINGS[name] else "cache"] > 5
+    assert loop.seen[(Origin.JUST_IN_TIME if "mode" in SETTINGS[name] else Origin.CACHE).value] > 5
 
 
 def accept_by_argmax(p, q, draft_tokens, generator=None):

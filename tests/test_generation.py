@@ -63,7 +63,8 @@ class TestTwoHundredTokens:
         stats = assert_equals_plain(target, shared_noisy, prompt_ids, SSDConfig(mode=mode), max_new_tokens=200)
         assert 0.4 < stats.acceptance < 0.95
 
-    @pytest.mark.parametrize("mode", ["ssd", pytest.param("sd", marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("mode", ["ssd", "sd"])
     def test_never_right_in_a_process(self, target, shared_unrelated, prompt_ids, mode) -> None:
         for size, most in ((None, 0.2), ("auto", 0.4)):  # one of eight guesses is right more often
             config = SSDConfig(mode=mode, draft_tree_size=size, **ITS_OWN_WORD)

@@ -195,6 +195,7 @@ def test_settings_build_the_config_that_is_measured() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_pair_with_two_tokenizers(tmp_path: Path) -> None:
     """transformers' own assisted generation gets both tokenizers too."""
     tokenizers = byte_level(420), byte_level(320)

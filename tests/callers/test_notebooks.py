@@ -71,6 +71,7 @@ def test_cells_have_a_process_for_the_assistant() -> None:
     assert run_kernel(cells) == "own process: True\n"
 
 
+@pytest.mark.slow
 def test_a_class_of_a_cell_drafts_in_a_thread() -> None:
     """It cannot be imported anywhere else."""
     first, second, *rest = CELLS

@@ -159,6 +159,7 @@ def test_what_is_passed_through_beside_what_is_not(shared_noisy) -> None:
     assert found == [plain_ids(0), plain_ids(1, num_beams=3), plain_ids(2)]
 
 
+@pytest.mark.slow
 def test_the_fastest_mode_is_learnt_from_each_threads_own_calls() -> None:
     model = enabled_target(ssd_config=SSDConfig(mode="auto", backend="inline"))
     settings = {**GREEDY, "max_new_tokens": 120}

@@ -64,6 +64,7 @@ class TestAssistant:
         assert space in listed[:3]
         assert frequent_tokens(str(made.settings.out), 5, 258) == listed[:5]
 
+    @pytest.mark.slow
     def test_the_command_line_compares_it(self, made: Made, target_folder: Path) -> None:
         arguments = ["--prompts", "1", "--max-new-tokens", "6", "--dtype", "float32", "--arms", "ar,ssd", "--json"]
         pair = ["--target", str(target_folder), "--assistant", str(made.settings.out)]

@@ -171,6 +171,7 @@ def test_a_pair_is_measured(folders) -> None:
     assert any("ssd, prompt 4 of 4" in step for step in steps)
 
 
+@pytest.mark.slow
 def test_a_pair_of_two_tokenizers_is_measured(folders, tmp_path) -> None:
     tokenizer = byte_level(500)
     other = saved(tmp_path, make_noisy(vocab_size=len(tokenizer)), tokenizer)

@@ -212,6 +212,7 @@ class TestOutput:
         stats = assert_equals_plain(make_target(), shared_noisy, prompt(6), config, max_new_tokens=40)
         assert stats.tokens_per_round > 1.2
 
+    @pytest.mark.slow
     def test_sampling_is_distributed_as_without_an_assistant(self) -> None:
         """q is what the 8 bits say, and the tokens are drawn from just that."""
         generator = torch.Generator().manual_seed(0)

@@ -89,7 +89,9 @@ def test_an_embedding_without_weights_is_refused(folders) -> None:
         load_head(folders["speculators"], make_target(vocab_size=258).to("meta"))
 
 
-@pytest.mark.parametrize(("form", "probe"), [("speculators", True), ("safeailab", False)])
+@pytest.mark.parametrize(
+    ("form", "probe"), [pytest.param("speculators", True, marks=pytest.mark.slow), ("safeailab", False)]
+)
 def test_the_doctor(folders, form: str, probe: bool) -> None:
     models = {"model": folders["target"], "assistant": folders[form], "dtype": "float32"}
     diagnosis = examine(DoctorSettings(**models, probe=probe, probe_tokens=4))
@@ -102,6 +104,7 @@ def test_the_doctor(folders, form: str, probe: bool) -> None:
         assert texts["draft vocabulary"] == "continuations come from 200 of the 258 tokens"
 
 
+@pytest.mark.slow
 def test_compare(folders) -> None:
     """Without transformers' assisted generation, which cannot draft with a head."""
     options = ["--target", folders["target"], "--assistant", folders["speculators"], "--dtype", "float32"]
@@ -113,6 +116,7 @@ def test_compare(folders) -> None:
     assert all(arm["identical_to_ar"] == [1, 1] for arm in arms.values())
 
 
+@pytest.mark.slow
 def test_what_transformers_cannot_do_is_said_where_it_is_asked_for(folders) -> None:
     pair = {"target": folders["target"], "assistant": folders["speculators"], "dtype": "float32"}
     with pytest.raises(ValueError, match=r"must not hold \['hf_assisted'\] for an EAGLE-3 head"):

@@ -43,6 +43,7 @@ def test_an_unknown_module_is_refused() -> None:
         metric_path("acuracy")
 
 
+@pytest.mark.slow
 def test_a_module_loads_offline_into_a_cache_of_ones_own(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     environment["PYTHONPATH"] = str(Path(hf_ssd.__file__).parent.parent)

@@ -253,7 +253,7 @@ class TestAnswers:
                 return speculation
 
         speculator = WorkerSpeculator(Drafts(), 1, 1.0)  # type: ignore[arg-type]
-        speculator._vocab_size = 64
+        speculator._row, speculator._vocab_size = 0, 64
         with pytest.raises(SpeculatorError, match="no chain or tree of the target's tokens"):
             speculator.receive()
 

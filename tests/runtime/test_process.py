@@ -345,6 +345,7 @@ class TestPrograms:
         assert (program.returncode, out.split()) == (0, ["done"]), err
         assert wait_until(lambda: is_gone(pid))
 
+    @pytest.mark.slow
     def test_python_dash_c_and_a_parent_that_is_killed_while_both_work(self) -> None:
         then = """
             from streamers import Listener
