@@ -93,7 +93,7 @@ class TestTarget:
 class TestSwitching:
     """The next call drafts with what the assistant has become, in the same process or thread."""
 
-    @pytest.fixture(params=["process", "stream"])
+    @pytest.fixture(params=[pytest.param("process", marks=pytest.mark.slow), "stream"])
     def backend(self, request: pytest.FixtureRequest) -> str:
         return request.param
 

@@ -17,6 +17,8 @@ from tiny_models import make_noisy, make_target, make_unrelated, padded_batch, p
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from hf_ssd import SSDConfig, enable_ssd, generation
+from hf_ssd.drafting import engine
+from hf_ssd.drafting.pace import Pace
 from hf_ssd.generation import generate_with_ssd, make_custom_generate
 from hf_ssd.matrix.encoders import ENCODER_FAMILIES
 from hf_ssd.monitoring import EventKind, Monitor
@@ -251,15 +253,17 @@ class TestLimits:
         config = SSDConfig(backend="inline", num_assistant_tokens=4, sla_ms_per_token=1e6)
         assert assert_equals_plain(target, noisy, prompt(7), config, max_new_tokens=60).switches == ()
 
-    def test_little_memory_prepares_only_the_likeliest(self, target, noisy) -> None:
-        num_steps, hit_rates = [], []
+    def test_little_memory_prepares_only_the_likeliest(self, target, noisy, monkeypatch) -> None:
+        # Not by the clock, which decides otherwise on a busy machine.
+        monkeypatch.setattr(Pace, "rates", lambda self, acceptance: None)
+        monkeypatch.setattr(engine, "MIN_UNMEASURED_CHANCE", 0.02)
+        hit_rates = []
         bytes_of_a_token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, size, bytes
         for budget in (None, 8 * bytes_of_a_token, 1):
             config = SSDConfig(backend="inline", num_assistant_tokens=4, memory_budget=budget)
             stats = assert_equals_plain(target, noisy, prompt(7), config, max_new_tokens=100)
-            num_steps.append(sum(r.num_draft_steps for r in stats.rounds))
             hit_rates.append(stats.hit_rate)
-        assert hit_rates[0] > hit_rates[1] > hit_rates[2]
+        assert hit_rates[0] > hit_rates[1] > hit_rates[2], hit_rates
         assert hit_rates[2] < 0.2  # what was drafted just in time and not sent may still be the outcome
 
     def test_a_threshold_ends_drafts_early_and_keeps_the_token(self, target, noisy) -> None:
