@@ -35,6 +35,8 @@ def test_memory_is_that_of_the_caches(monkeypatch) -> None:
 
     def note(self, num_kept) -> None:
         keep(self, num_kept)
+        if len(self._active) < NUM_ROWS:  # the longest is gone, and what it had in slots the others have as holes
+            return
         num_slots.append(self._cache.get_seq_length())
         longest.append(int(self._mask.sum(dim=1).max()))
 
@@ -64,6 +66,7 @@ def test_memory_is_that_of_the_caches(monkeypatch) -> None:
     holes = [slots - row for slots, row in zip(num_slots, longest, strict=True)]
     bounds = [math.sqrt(2 * COPY_READS * slots * DEPTH) + 2 * DEPTH for slots in num_slots]
     assert max(holes) > 2 * DEPTH
-    assert all(number <= bound for number, bound in zip(holes, bounds, strict=True))
+    over = [(number, bound) for number, bound in zip(holes, bounds, strict=True) if number > bound]
+    assert not over, over
     # Ten thousand tokens more, and both processes are as large as they were.
     assert all(new - old < 25 for new, old in zip(after, before, strict=True)), (before, after)
