@@ -148,7 +148,7 @@ def _figures(
     resampling = Resampling(len(prompts), len({repeat for group in calls.values() for repeat, _ in group}))
     speeds = {name: result.tokens_per_s for name, result in results.items()}
     decode_speeds = {name: r.decode_tokens_per_s for name, r in results.items() if r.decode_tokens_per_s}
-    drawn = {arm.name: _end_to_end(group, resampling) for arm, group in calls.items()}
+    drawn = {arm.name: end_to_end(group, resampling) for arm, group in calls.items()}
     decode_drawn = {arm.name: _decoding(group, resampling) for arm, group in calls.items()}
     figures = {}
     for arm, group in calls.items():
@@ -185,7 +185,8 @@ def _ratios(
     }
 
 
-def _end_to_end(calls: Calls, resampling: Resampling) -> Array:
+def end_to_end(calls: Calls, resampling: Resampling) -> Array:
+    """Draws of [`tokens_per_s`]."""
     tokens = _table(calls, {at: len(call.tokens) for at, call in calls.items()})
     return resampling.speeds(tokens, _table(calls, {at: call.duration_s for at, call in calls.items()}))
 

@@ -17,7 +17,6 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
@@ -31,7 +30,9 @@ from .arms import Arm, Call, Runner, build_arms
 from .compare import generation_kwargs, load
 from .encoding import encode
 from .environment import environment
+from .figures import end_to_end
 from .prompts import Prompt, select_prompts
+from .results import tokens_per_s
 from .schedule import WARM_UP_TOKENS, Progress, run_schedule
 from .settings import AR_ALL_CORES, AUTO, SSD, RunSettings
 from .statistics import Estimate, Resampling
@@ -178,25 +179,17 @@ def _measure_unrelated(
             report=report,
         )
     resampling = Resampling(len(inputs), settings.repeats)
-    shape = (settings.repeats, len(inputs))
-    figures, drawn = {}, {}
-    for arm, of_arm in calls.items():
-        ordered = [of_arm[key] for key in sorted(of_arm)]
-        tokens = np.array([len(call.tokens) for call in ordered], dtype=float).reshape(shape)
-        seconds = np.array([call.duration_s for call in ordered]).reshape(shape)
-        speed = float(np.median(tokens.sum(axis=1) / seconds.sum(axis=1)))
-        drawn[arm.name] = resampling.speeds(tokens, seconds)
-        figures[arm.name] = (speed, *_modes(ordered))
-    base, base_drawn = figures[AR_ALL_CORES][0], drawn[AR_ALL_CORES]
-    return {
-        name: UnrelatedArm(
-            resampling.estimate(speed, drawn[name]),
-            resampling.estimate(speed / base, drawn[name] / base_drawn),
-            modes,
-            num_trials,
+    speeds = {arm.name: (tokens_per_s(group), end_to_end(group, resampling)) for arm, group in calls.items()}
+    base, base_drawn = speeds[AR_ALL_CORES]
+    figures = {}
+    for arm, group in calls.items():
+        speed, drawn = speeds[arm.name]
+        figures[arm.name] = UnrelatedArm(
+            resampling.estimate(speed, drawn),
+            resampling.estimate(speed / base, drawn / base_drawn),
+            *_modes(list(group.values())),
         )
-        for name, (speed, modes, num_trials) in figures.items()
-    }
+    return figures
 
 
 def _modes(calls: Sequence[Call]) -> tuple[dict[str, int], int]:
