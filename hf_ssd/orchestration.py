@@ -54,9 +54,9 @@ class SSDGenerateEncoderDecoderOutput(GenerateEncoderDecoderOutput):
 
 @dataclass(frozen=True)
 class Drafter:
-    """An assistant, and the translation where it has a tokenizer of its own."""
+    """An assistant, if there is one, and the translation where it has a tokenizer of its own."""
 
-    assistant: PreTrainedModel
+    assistant: PreTrainedModel | None
     translation: Translation | None = None
 
 
@@ -68,6 +68,10 @@ class SSDCall:
     config: SSDConfig
     recorder: Recorder
     memory: PlanMemory | None = None
+
+    def drafter(self, assistant: int) -> Drafter:
+        """That of an assistant, by its number."""
+        return self.drafters[assistant] if self.drafters else Drafter(None)
 
 
 def decode_speculatively(
@@ -122,16 +126,8 @@ def decode_speculatively(
             if num_rows > 1 and decodes_together(model, model_kwargs):
 
                 def request(row: Row, assistant: int) -> DraftRequest:
-                    drafter = call.drafters[assistant] if call.drafters else None
-                    return draft_request(
-                        model,
-                        row,
-                        call.config,
-                        takes_trees=False,
-                        num_rows=num_rows,
-                        translation=None if drafter is None else drafter.translation,
-                        feature_layers=feature_layers(model, None if drafter is None else drafter.assistant),
-                    )
+                    drafter = call.drafter(assistant)
+                    return draft_request(model, row, call.config, takes_trees=False, num_rows=num_rows, drafter=drafter)
 
                 links, requests = staff.begin(rows, request)
                 BatchDecoder(model, rows, model_kwargs=model_kwargs, recorder=recorder).run(
@@ -170,19 +166,9 @@ def _decode_row(
 
     @functools.cache
     def request(row: Row, assistant: int) -> DraftRequest:
-        if not call.drafters:
-            return draft_request(model, row, call.config, takes_trees=takes_trees)
-        drafter = call.drafters[assistant]
+        drafter = call.drafter(assistant)
         encoder = encoder_inputs(model, drafter.assistant, inputs_tensor, model_kwargs, row.index, row.num_rows)
-        return draft_request(
-            model,
-            row,
-            call.config,
-            takes_trees=takes_trees,
-            encoder=encoder,
-            translation=drafter.translation,
-            feature_layers=feature_layers(model, drafter.assistant),
-        )
+        return draft_request(model, row, call.config, takes_trees=takes_trees, encoder=encoder, drafter=drafter)
 
     (link,), (first_request,) = staff.begin([row], request)
     decoder.run(link, first_request, staff.conductor)
@@ -237,8 +223,7 @@ def draft_request(
     takes_trees: bool,
     num_rows: int = 1,
     encoder: EncoderInputs | None = None,
-    translation: Translation | None = None,
-    feature_layers: tuple[int, ...] = (),
+    drafter: Drafter | None = None,
 ) -> DraftRequest:
     """What a speculator needs to draft for a row that has not begun.
 
@@ -249,9 +234,10 @@ def draft_request(
         takes_trees: Whether the row's speculations may be trees.
         num_rows: Rows that are decoded together with it, itself included.
         encoder: What the assistant reads beside tokens.
-        translation: Between the tokenizers, where the assistant has one of its own.
-        feature_layers: Which of the target's states the assistant reads.
+        drafter: The assistant; by default one that reads the target's tokens, and nothing else of it.
     """
+    drafter = drafter or Drafter(None)
+    layers = feature_layers(model, drafter.assistant)
     do_sample = bool(row.config.do_sample)
     # The detection of silence changes no scores, and holds the target.
     own = [each for each in row.processors if not isinstance(each, WhisperNoSpeechDetection)]
@@ -271,9 +257,9 @@ def draft_request(
         num_rows=num_rows,
         encoder=encoder,
         # An assistant that reads the target's states has them of placeholders too.
-        placeholders=frozenset() if feature_layers else placeholder_tokens(model.config),
-        translation=translation,
-        feature_layers=feature_layers,
+        placeholders=frozenset() if layers else placeholder_tokens(model.config),
+        translation=drafter.translation,
+        feature_layers=layers,
     )
 
 
