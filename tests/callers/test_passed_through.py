@@ -105,10 +105,16 @@ class PassesOn(LlamaForCausalLM):
         return super().generate(*args, **kwargs)
 
 
-def test_a_class_that_passes_positional_arguments_on(target, noisy) -> None:
-    model = PassesOn(target.config).eval()
+def as_one_of(kind: type[LlamaForCausalLM], target) -> LlamaForCausalLM:
+    """The target's weights in a class of the caller's."""
+    model = kind(target.config).eval()
     model.load_state_dict(target.state_dict())
     model.generation_config = target.generation_config
+    return model
+
+
+def test_a_class_that_passes_positional_arguments_on(target, noisy) -> None:
+    model = as_one_of(PassesOn, target)
     expected = model.generate(prompt(), max_new_tokens=12)
     enable_ssd(model, noisy, {"backend": "inline"})
     assert model.generate(prompt(), max_new_tokens=12).tolist() == expected.tolist()
@@ -116,9 +122,7 @@ def test_a_class_that_passes_positional_arguments_on(target, noisy) -> None:
 
 
 def test_a_class_with_a_generate_of_its_own_takes_positional_arguments(target, noisy) -> None:
-    model = OfTheCallersOwn(target.config).eval()
-    model.load_state_dict(target.state_dict())
-    model.generation_config = target.generation_config
+    model = as_one_of(OfTheCallersOwn, target)
     expected = model.generate(prompt(), max_new_tokens=12)
     enable_ssd(model, noisy, {"backend": "inline"})
     assert model.generate(prompt(), max_new_tokens=12).tolist() == expected.tolist()

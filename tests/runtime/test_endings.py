@@ -7,12 +7,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
+from waiting import is_gone, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,20 +55,6 @@ def program(then: str, folder: Path) -> subprocess.Popen[str]:
         text=True,
         env={**os.environ, "TMPDIR": str(folder)},
     )
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and not condition():
-        time.sleep(0.02)
-    return condition()
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def shared_memory() -> set[str]:

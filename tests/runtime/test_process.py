@@ -21,6 +21,7 @@ from plain import assert_equals_plain
 from streamers import Listener, take_time
 from tiny_models import make_noisy, make_target, make_unrelated, prompt
 from transformers import LlamaForCausalLM
+from waiting import is_gone, wait_until
 
 from hf_ssd import SSDConfig, disable_ssd, enable_ssd
 from hf_ssd.generation import generate_with_ssd
@@ -49,23 +50,6 @@ def ssd(target, assistant, config=PROCESS, **kwargs):
 
 def plain(target) -> list:
     return target.generate(prompt(6), **GREEDY).tolist()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    """Waits for a condition; the time only bounds a failure."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return condition()
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.fixture(scope="module")

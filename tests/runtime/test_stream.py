@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from plain import assert_equals_plain
 from streamers import Criterion, Listener, take_time
 from tiny_models import make_noisy, make_target, padded_batch, prompt
 from transformers import LlamaForCausalLM, StoppingCriteriaList
+from waiting import wait_until
 
 from hf_ssd import SSDConfig, enable_ssd
 from hf_ssd.generation import generate_with_ssd
@@ -72,13 +73,6 @@ def plain(target, **kwargs) -> list:
 
 def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "hf_ssd assistant"]
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and not condition():
-        time.sleep(0.01)
-    return condition()
 
 
 @pytest.fixture
