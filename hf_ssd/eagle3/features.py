@@ -28,11 +28,12 @@ def decoder_layers(target: PreTrainedModel) -> nn.ModuleList:
         UnsupportedError: If there is no one list of them.
     """
     num_layers = decoder_config(target).num_hidden_layers
-    name = "layers"
     found = [
         module
         for path, module in target.get_decoder().named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers and path.rpartition(".")[2] in (name, "h")
+        if isinstance(module, nn.ModuleList)
+        and len(module) == num_layers
+        and path.rpartition(".")[2] in ("layers", "h")
     ]
     if len(found) != 1:
         raise UnsupportedError(
