@@ -245,13 +245,14 @@ def test_through_enable_ssd(make, backend: str) -> None:
     target = make_whisper()
     recording = features(NUM_FRAMES + 40)
     plain = target.generate(recording, return_timestamps=True, **GREEDY)
-    enable_ssd(target, assistant_model=make(noise=0.05), ssd_config={"backend": backend})
+    # Its own drafts are right, whichever of them are ready in time; those that are copied from the text may not be.
+    enable_ssd(target, assistant_model=make(noise=0.0), ssd_config={"backend": backend})
     for _ in range(2):
         found = target.generate(recording, return_timestamps=True, **GREEDY)
         assert found.equal(plain)
         stats = target.ssd_stats
         assert stats.degraded is None
-        assert stats.acceptance > 0.2
+        assert stats.acceptance > 0.5
         assert stats.num_hits + stats.num_misses > 0
     assert disable_ssd(target).generate(recording, return_timestamps=True, **GREEDY).equal(plain)
 
