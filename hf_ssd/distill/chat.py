@@ -2,31 +2,77 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from ..bench.encoding import PLACEHOLDER
 
-# How about half of the user turns begin, so that more than small talk is asked for. The target goes on from there.
+# How three of four user turns begin, so that more is asked for than the target thinks of by itself, which is little. It
+# goes on from there (after a space it would go on with a number). A `{word}` is one of its vocabulary: names, things.
 OPENINGS = (
-    "Summarize the following text in a few sentences.\n\n",
-    "Translate the following sentence into English: ",
-    "Write a Python function that ",
-    "Read the passage and answer the question.\n\nPassage: ",
-    "Solve this problem step by step: ",
-    "Rewrite the following text so that it is easier to read:\n\n",
-    "Write an email to ",
+    "Who was {word}",
+    "Translate German to English:",
+    "Write a Python function that",
+    "Tell me about {word} and",
+    "Solve this problem step by step:",
+    "Discuss",
+    "Write an email to {word}",
+    "When did {word}",
     "Extract all names and dates from the following text:\n\n",
-    "What is the difference between ",
-    "Imagine you are ",
-    "Explain how ",
+    "What is the difference between {word} and",
+    "Imagine you are",
+    "A shop sells {word}",
+    "Which of the following",
+    "Explain how {word}",
     "Fix the mistakes in this code:\n\n```python\n",
-    "Which of the following ",
-    "Give me a list of ",
-    "Write a short story about ",
-    "Who ",
+    "Where is {word}",
+    "Translate the following sentence into English:",
+    "Summarize: {word}",
+    "If {word}",
+    "Write a blog post about {word}",
+    "What is the name of the {word}",
+    "Rewrite the following text so that it is easier to read:\n\n{word}",
+    "Pretend to be {word}",
+    "Implement",
+    "Who plays {word} in",
+    "What are the {word}",
+    "Classify each of these reviews as positive or negative:\n\n",
+    "What were the causes of {word}",
+    "Read the passage and answer the question.\n\nPassage: {word}",
+    "Describe {word}",
+    "{word} has",
+    "How does {word}",
+    "Translate French to English:",
+    "Write a program that",
+    "What does {word} mean",
+    "Give me a list of {word}",
+    "Provide insights into {word}",
+    "Write a short story that begins with the sentence: {word}",
+    "How many {word}",
+    "What is the value of",
+    "Suppose that",
+    "Compare {word}",
+    "Why do {word}",
+    "Edit the following paragraph and correct its grammar:\n\n{word}",
 )
+
+# How a user turn begins that is about a text. Where a question begins after the text, the target ends it.
+OPENINGS_ON_TEXT = (
+    "Summarize: {}",
+    "{}\n\nWho",
+    "Summarize the following text in a few sentences.\n\n{}",
+    "{}\n\nWhat",
+    "Rewrite the following text so that it is easier to read:\n\n{}",
+    "Read the passage and answer the question.\n\nPassage: {}\n\nQuestion:",
+    "{}\nWhen",
+    "Extract all names from the following text:\n\n{}",
+    "{}\n\nWrite a headline for this text",
+    "{}\n\nHow",
+)
+
+WORD = re.compile(r" [^\W\d_]{4,}")  # as token, after a space
 
 
 class ChatFormat:
@@ -42,6 +88,11 @@ class ChatFormat:
         self._before = self._after = ""
         if self.has_turns:
             self._before, self._after = self._render(PLACEHOLDER).split(PLACEHOLDER, 1)
+
+    def words(self) -> list[str]:
+        """The whole words of the vocabulary, each but once; some are parts of longer ones."""
+        tokens = self._tokenizer.batch_decode([[token] for token in range(len(self._tokenizer))])
+        return list(dict.fromkeys(token.strip() for token in tokens if WORD.fullmatch(token)))
 
     def user_start(self, opening: str = "") -> list[int]:
         """Token ids of all that comes before a user turn, and of how it begins; of a text, without a template."""

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any, TypedDict
 
 import torch
@@ -21,14 +22,17 @@ from transformers.utils import logging
 from ..bench.settings import sampling_arguments
 from ..compat import CACHE_KEY
 from ..drafting.tree_cache import SlabCache
-from .chat import OPENINGS, ChatFormat
+from .batched_decoding import fast_on_cpu
+from .chat import OPENINGS, OPENINGS_ON_TEXT, ChatFormat
 from .row_sampling import MostRowsEnded, RowSampler
 from .settings import SELF, DistillSettings
 
 logger = logging.get_logger(__name__)
 
 MAX_USER_TOKENS = 128
+MAX_QUESTION_TOKENS = 24  # of a user turn that has a text
 USER_TEMPERATURE = 0.9
+ON_TEXT_EVERY = 4  # of the batches of conversations, one has user turns about texts
 ENDED_SHARE = 0.9  # of a batch; the other rows are cut there
 # In turn. Half of the answers are greedy, as most calls are.
 ANSWER_TEMPERATURES = (0.0, 0.7, 0.0, 1.0)
@@ -61,32 +65,55 @@ class Writer:
         self._target = target
         self._settings = settings
         self._format = ChatFormat(tokenizer)
+        self._words = self._format.words() or [""]
         ends = target.generation_config.eos_token_id
         self._ends: list[int] = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+        # For a prompt, beside its answer.
+        self._room = max(settings.max_length - settings.max_new_tokens, settings.max_length // 2)
         pad = tokenizer.pad_token_id
         self._pad: int = pad if pad is not None else self._ends[0] if self._ends else 0
 
-    def write_own(self, batch: int) -> list[Text]:
+    def write_own(self, batch: int, texts: Sequence[Text] = ()) -> list[Text]:
         """Conversations of the target with itself.
 
         Args:
             batch: Number of texts before, which decides the draws.
+            texts: What it said before and the conversations shall be about, each about one of them, so that long
+                prompts occur. None lets it ask what it likes.
         """
         num_texts = self._settings.writing_batch_size
-        openings = [
-            OPENINGS[(batch + i) // 2 % len(OPENINGS)] if self._format.has_turns and i % 2 else ""
-            for i in range(num_texts)
-        ]
-        starts = [self._format.user_start(opening) for opening in openings]
         if not self._format.has_turns:
-            return self._answer(starts, [SELF] * num_texts, batch)
+            return self._answer([self._format.user_start()] * num_texts, [SELF] * num_texts, batch)
+        openings, num_tokens = self._openings(batch), MAX_USER_TOKENS
+        if texts:
+            openings, num_tokens = self._openings_on(texts, batch), MAX_QUESTION_TOKENS
+        starts = [self._format.user_start(opening) for opening in openings]
         temperatures = [USER_TEMPERATURE] * num_texts
-        turns = self._generate(starts, temperatures, MAX_USER_TOKENS, self._format.user_ends(), seed=2 * batch)
-        texts = [
+        turns = self._generate(starts, temperatures, num_tokens, self._format.user_ends(), seed=2 * batch)
+        asked = [
             (opening + self._format.user_text(turn)).strip() for opening, turn in zip(openings, turns, strict=True)
         ]
-        prompts = [self._format.prompt(text) for text in texts if text]
+        prompts = [self._format.prompt(text) for text in asked if text]
         return self._answer(prompts, [SELF] * len(prompts), batch)
+
+    def _openings(self, batch: int) -> list[str]:
+        """How user turns begin; of four, one begins as the target likes."""
+        draws = Random(f"{self._settings.seed} {batch}")
+        openings = []
+        for i in range(self._settings.writing_batch_size):
+            # By the turns that have one, so that each is for all temperatures in turn.
+            opening = OPENINGS[(batch + i) * 3 // 4 % len(OPENINGS)] if i % 4 else ""
+            openings.append(opening.format(word=draws.choice(self._words)))
+        return openings
+
+    def _openings_on(self, texts: Sequence[Text], batch: int) -> list[str]:
+        said = [self._format.user_text(text["input_ids"][text["num_prompt_tokens"] :]) for text in texts]
+        openings = []
+        for i in range(self._settings.writing_batch_size):
+            opening = OPENINGS_ON_TEXT[(batch + i) % len(OPENINGS_ON_TEXT)].format(said[i % len(said)])
+            is_short = len(self._format.user_start(opening)) + MAX_QUESTION_TOKENS <= self._room
+            openings.append(opening if is_short else "")
+        return openings
 
     def answer(self, questions: Sequence[str], batch: int) -> list[Text]:
         """Answers to user turns; those that leave little room for one are left out."""
@@ -94,16 +121,13 @@ class Writer:
         return self._answer(prompts, [digest(question) for question in questions], batch)
 
     def _answer(self, prompts: Sequence[list[int]], sources: Sequence[str], batch: int) -> list[Text]:
-        room = self._settings.max_length - self._settings.max_new_tokens
         fitting = [
-            (prompt, source)
-            for prompt, source in zip(prompts, sources, strict=True)
-            if 0 < len(prompt) <= max(room, self._settings.max_length // 2)
+            (prompt, source) for prompt, source in zip(prompts, sources, strict=True) if 0 < len(prompt) <= self._room
         ]
         if not fitting:
             return []
-        # By pairs, of which one text had an opening and the other had not.
-        temperatures = [ANSWER_TEMPERATURES[i // 2 % len(ANSWER_TEMPERATURES)] for i in range(len(fitting))]
+        # By fours, of which one text had no opening.
+        temperatures = [ANSWER_TEMPERATURES[i // 4 % len(ANSWER_TEMPERATURES)] for i in range(len(fitting))]
         longest = max(len(prompt) for prompt, _ in fitting)
         num_tokens = min(self._settings.max_new_tokens, self._settings.max_length - longest)
         answers = self._generate([prompt for prompt, _ in fitting], temperatures, num_tokens, [], seed=2 * batch + 1)
@@ -127,17 +151,18 @@ class Writer:
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         ends = list(dict.fromkeys([*self._ends, *ends]))
         generator = torch.Generator().manual_seed((self._settings.seed << 32) + seed)
-        output = self._target.generate(
-            input_ids.to(self._target.device),
-            attention_mask=mask.to(self._target.device),
-            logits_processor=LogitsProcessorList([RowSampler(temperatures, generator)]),
-            stopping_criteria=StoppingCriteriaList([MostRowsEnded(ends, longest, ENDED_SHARE)]),
-            eos_token_id=ends or None,
-            pad_token_id=self._pad,
-            max_new_tokens=num_tokens,
-            **sampling_arguments(0.0),
-            **self._cache(),
-        )
+        with fast_on_cpu(self._target):
+            output = self._target.generate(
+                input_ids.to(self._target.device),
+                attention_mask=mask.to(self._target.device),
+                logits_processor=LogitsProcessorList([RowSampler(temperatures, generator)]),
+                stopping_criteria=StoppingCriteriaList([MostRowsEnded(ends, longest, ENDED_SHARE)]),
+                eos_token_id=ends or None,
+                pad_token_id=self._pad,
+                max_new_tokens=num_tokens,
+                **sampling_arguments(0.0),
+                **self._cache(),
+            )
         return [up_to_end(row, ends) for row in output[:, longest:].tolist()]
 
     def _cache(self) -> dict[str, Any]:
@@ -184,37 +209,49 @@ def write_texts(
     Yields:
         Tokens written so far, over all runs.
     """
-    sources, num_tokens = repair(path)
+    written = repair(path)
+    sources = {text["source"] for text in written}
     waiting = iter([prompt for prompt in prompts if digest(prompt) not in sources])
-    batch, is_own_turn = len(sources), False
+    batch, num_tokens, is_own_turn = len(written), num_written(written), False
+    latest = written[-batch_size:]
+    del written
     with path.open("a", encoding="utf-8") as file:
         while may_go_on(num_tokens) or not batch:
             questions = [] if is_own_turn else list(islice(waiting, batch_size))
             if not questions and not writes_own:
                 return
-            texts = writer.answer(questions, batch) if questions else writer.write_own(batch)
+            if questions:
+                texts = writer.answer(questions, batch)
+            else:
+                is_on_texts = batch // batch_size % ON_TEXT_EVERY == ON_TEXT_EVERY - 1
+                texts = writer.write_own(batch, latest if is_on_texts else ())
+            latest = texts or latest
             for text in texts:
                 file.write(json.dumps(text) + "\n")
             file.flush()
             batch += max(1, len(texts))  # no two batches share their draws, whatever run they belong to
-            num_tokens += sum(len(text["input_ids"]) - text["num_prompt_tokens"] for text in texts)
+            num_tokens += num_written(texts)
             is_own_turn = writes_own and not is_own_turn
             yield num_tokens
 
 
-def repair(path: Path) -> tuple[list[str], int]:
+def num_written(texts: Sequence[Text]) -> int:
+    """Number of tokens after the prompts."""
+    return sum(len(text["input_ids"]) - text["num_prompt_tokens"] for text in texts)
+
+
+def repair(path: Path) -> list[Text]:
     """Drops a line that a killed run left unfinished.
 
     Returns:
-        The texts' sources, and their number of tokens after the prompts.
+        The texts.
     """
     if not path.is_file():
-        return [], 0
+        return []
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) != len(content):
         logger.info(f"Dropping an unfinished line at the end of {path}.")
         with path.open("r+b") as file:
             file.truncate(len(whole))
-    rows = [json.loads(line) for line in whole.splitlines()]
-    return [row["source"] for row in rows], sum(len(row["input_ids"]) - row["num_prompt_tokens"] for row in rows)
+    return [json.loads(line) for line in whole.splitlines()]

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessorLis
 from hf_ssd.distill import writing
 from hf_ssd.distill.chat import OPENINGS, ChatFormat
 from hf_ssd.distill.row_sampling import MostRowsEnded, RowSampler
-from hf_ssd.distill.settings import DistillSettings
+from hf_ssd.distill.settings import SELF, DistillSettings
 from hf_ssd.distill.sources import read_sources
-from hf_ssd.distill.writing import Writer, digest, repair, up_to_end, write_texts
+from hf_ssd.distill.writing import Text, Writer, digest, num_written, repair, up_to_end, write_texts
 
 
 @pytest.fixture(autouse=True)
@@ -88,13 +88,30 @@ class TestWriter:
             assert text["source"] == "self"
             assert whole.startswith("<user>")
             assert tokenizer.decode(text["input_ids"][: text["num_prompt_tokens"]]).endswith("<assistant>")
-        # Of two texts, one begins as it likes.
-        assert tokenizer.decode(texts[1]["input_ids"]).startswith(f"<user>{OPENINGS[0]}"[:30])
+        # Of four texts, one begins as it likes.
+        before_the_word = OPENINGS[0].split("{word}")[0]
+        assert tokenizer.decode(texts[1]["input_ids"]).startswith(f"<user>{before_the_word}")
 
     def test_a_batch_is_the_same_each_time_and_no_two_are_alike(self, writer: Writer) -> None:
         texts = writer.write_own(8)
         assert texts == writer.write_own(8)
         assert texts != writer.write_own(16)
+
+    def test_conversations_about_texts(self, writer: Writer, target_folder: Path) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(target_folder)
+        said = ["a dog", "two cats"]
+        written: list[Text] = [
+            {"source": SELF, "num_prompt_tokens": 1, "input_ids": [1, *tokenizer(text)["input_ids"]]} for text in said
+        ]
+        texts = writer.write_own(0, written)
+        wholes = [tokenizer.decode(text["input_ids"]) for text in texts]
+        assert wholes[0].startswith("<user>Summarize: a dog")
+        assert wholes[1].startswith("<user>two cats\n\nWho")
+        assert all("<assistant>" in whole for whole in wholes)
+
+    def test_a_text_that_leaves_no_room_is_not_asked_about(self, writer: Writer) -> None:
+        long: Text = {"source": SELF, "num_prompt_tokens": 1, "input_ids": [7] * 400}
+        assert writer._openings_on([long], 0) == [""] * 4
 
     def test_the_first_answers_are_greedy(self, writer: Writer, target_folder: Path) -> None:
         text = writer.answer(["what does a dog do?"], 0)[0]
@@ -109,6 +126,9 @@ class TestWriter:
 def test_a_text_ends_with_its_first_end() -> None:
     assert up_to_end([5, 1, 6, 1], [1, 2]) == [5, 1]
     assert up_to_end([5, 6], [1, 2]) == [5, 6]
+
+
+TEXT: Text = {"source": "self", "num_prompt_tokens": 2, "input_ids": [5, 6, 7]}
 
 
 class TestFile:
@@ -131,10 +151,22 @@ class TestFile:
         self.write(writer, path, 1)
         whole = path.read_bytes()
         path.write_bytes(whole + b'{"source": "self", "num_pro')
-        sources, num_tokens = repair(path)
+        texts = repair(path)
         assert path.read_bytes() == whole
-        assert len(sources) == whole.count(b"\n")
-        assert num_tokens > 0
+        assert len(texts) == whole.count(b"\n")
+        assert num_written(texts) > 0
+
+    def test_some_conversations_are_about_what_was_written_last(
+        self, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        about: list[int] = []
+        monkeypatch.setattr(
+            writer, "write_own", lambda batch, texts=(): about.append(len(texts)) or [{**TEXT, "source": "self"}] * 2
+        )
+        path = tmp_path / "texts.jsonl"
+        self.write(writer, path, 6)
+        self.write(writer, path, 3)
+        assert about == [0, 0, 0, 2, 0, 0, 0, 2, 0]
 
     def test_each_prompt_is_answered_once(self, writer: Writer, tmp_path: Path) -> None:
         path, prompts = tmp_path / "texts.jsonl", ("tell me.", "what?", "who?")
