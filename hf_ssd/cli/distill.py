@@ -45,6 +45,13 @@ def distill(
             "the target answers, text files and folders of them."
         ),
     ] = "self",
+    held_out: Annotated[
+        str | None,
+        typer.Option(
+            help="JSONL file or hub:NAME with prompts to measure on. Default: some texts are kept from training.",
+            show_default=False,
+        ),
+    ] = None,
     minutes: Annotated[float, typer.Option(help="Time in all, over all runs in this folder.")] = 60.0,
     tokens: Annotated[
         int | None,
@@ -88,6 +95,7 @@ def distill(
             draft_vocab_size=draft_vocab_size,
             depth=depth,
             data=split(data),
+            held_out=held_out,
             minutes=minutes,
             tokens=tokens,
             epochs=epochs,

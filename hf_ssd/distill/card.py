@@ -47,14 +47,14 @@ def write_figures(result: DistillResult) -> str:
         for t, each in sorted(result.rounds.items())
     ]
     parts = [
-        f"On {found.num_tokens:,} tokens that were kept from training: the chance that a draft token is accepted, "
+        f"On {found.num_tokens:,} tokens that {_held_out(result)}: the chance that a draft token is accepted, "
         "given the right tokens before it. At temperature 0 it is the share of tokens on which both models agree.",
         _table(["acceptance at temperature", "0", *(f"{t:g}" for t in temperatures)], acceptance),
         *_deeper(result),
         f"Before training the agreement was {result.before.agreement:.3f} and the mean divergence "
         f"{result.before.kl:.2f} nats, after it {found.kl:.2f} nats.",
-        f"What SSD makes of it, on {next(iter(result.rounds.values())).num_prompts} prompts that were kept from "
-        "training (tokens per round depend on the machine too):",
+        f"What SSD makes of it, on {next(iter(result.rounds.values())).num_prompts} prompts that it was not trained on "
+        "(tokens per round depend on the machine too):",
         _table(["temperature", "tokens per round", "acceptance", "hit rate"], rounds),
     ]
     parts += [
@@ -63,6 +63,12 @@ def write_figures(result: DistillResult) -> str:
         if each.degraded is not None
     ]
     return "\n\n".join(parts)
+
+
+def _held_out(result: DistillResult) -> str:
+    if result.held_out is None:
+        return "were kept from training"
+    return f"the target answered to prompts of `{result.held_out}`, which it was not trained on"
 
 
 def _deeper(result: DistillResult) -> list[str]:

@@ -47,6 +47,7 @@ class DistillResult:
         shares_projection: Whether the output projection is.
         init_from: Folder of the assistant that training began with, if it was one.
         data: What was learnt from.
+        held_out: What the prompts were taken from that it was measured on; `None` if texts were kept from training.
         num_texts: Texts for training, held-out ones not counted.
         num_tokens: Tokens to be learnt in them.
         num_seen: The same, each time that it was looked at; an estimate from the number of steps.
@@ -80,6 +81,7 @@ class DistillResult:
     before: Agreement
     agreement: Agreement
     rounds: Mapping[float, Rounds]
+    held_out: str | None = None
     deeper: tuple[Agreement, ...] = ()
     draft_vocab_size: int | None = None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,10 @@ from .measuring import Agreement, measure
 from .model_kind import ModelKind
 from .results import DistillResult
 from .settings import DistillSettings
-from .sources import Sources, read_sources
+from .sources import Sources, read_held_out, read_sources
 from .teacher import Collator, add_outputs
 from .texts import (
+    MAX_HELD_OUT,
     document_texts,
     documents_mark,
     frequent_tokens,
@@ -44,7 +45,7 @@ from .training import (
     make_trainer,
     seconds_in,
 )
-from .writing import Writer, write_texts
+from .writing import Writer, digest, write_texts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -79,10 +80,11 @@ def distill(settings: DistillSettings, progress: Progress | None = None) -> Dist
             its layers.
     """
     sources = read_sources(settings.data)
+    asked = () if settings.held_out is None else read_held_out(settings.held_out, MAX_HELD_OUT)
     folder = WorkFolder(settings.out)
     with folder.held():
         folder.bind(settings)
-        return Distillation(settings, sources, folder, progress or (lambda what, done, total: None)).run()
+        return Distillation(settings, sources, folder, progress or (lambda what, done, total: None), asked).run()
 
 
 class Distillation:
@@ -93,10 +95,18 @@ class Distillation:
         sources: What there is to learn from.
         folder: Where the stages leave their work.
         report: Told how far it is.
+        asked: Prompts to measure on; none keeps some of the texts from training for that.
     """
 
-    def __init__(self, settings: DistillSettings, sources: Sources, folder: WorkFolder, report: Progress) -> None:
-        self.settings, self.sources, self.folder, self.report = settings, sources, folder, report
+    def __init__(
+        self,
+        settings: DistillSettings,
+        sources: Sources,
+        folder: WorkFolder,
+        report: Progress,
+        asked: Sequence[str] = (),
+    ) -> None:
+        self.settings, self.sources, self.folder, self.report, self.asked = settings, sources, folder, report, asked
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
         report("reading the target", 0, 0)
         self.target_name = settings.target or str(target_folder())
@@ -113,7 +123,7 @@ class Distillation:
 
     def run(self) -> DistillResult:
         """All stages, as far as they are not done."""
-        train, held_out = split_held_out(self._read(self._write()))
+        train, held_out = self._texts()
         self.report("preparing the student", 0, 0)
         student = self.kind.make(train, self.folder.work)
         trainer = self._train(student, train, held_out)
@@ -129,6 +139,37 @@ class Distillation:
 
     # Texts.
 
+    def _texts(self) -> tuple[Dataset, Dataset]:
+        """Those to train on, and those to measure on."""
+        if not self.asked:
+            return split_held_out(self._read(self._write()))
+        from datasets import concatenate_datasets
+
+        (held_out,) = self._read([self._write_held_out()])
+        return concatenate_datasets(self._read(self._write())), held_out
+
+    def _write_held_out(self) -> tuple[str, Dataset]:
+        """The target's answers to the prompts that are asked for."""
+        mark = digest("\0".join(self.asked))
+        path = self.folder.work / f"held_out-{mark}.jsonl"
+        writer = Writer(self.target, self.tokenizer, self.settings, temperatures=(0.0,))
+        batches = write_texts(
+            writer,
+            path,
+            writes_own=False,
+            prompts=self.asked,
+            batch_size=self.settings.writing_batch_size,
+            may_go_on=lambda num_tokens: True,
+        )
+        for num_tokens in batches:
+            self.report(f"answers to the prompts that are held out, {num_tokens} tokens so far", 0, 0)
+        if not path.stat().st_size:
+            raise ValueError(
+                f"`held_out` must give prompts that leave room for an answer, but {self.settings.held_out!r} has none "
+                f"for max_length={self.settings.max_length}. Give more of that."
+            )
+        return f"held-out-{mark}", written_texts(path, self.folder.cache)
+
     def _write(self) -> list[tuple[str, Dataset]]:
         """The texts by what their shards are called, those that are still to be written included."""
         settings, folder = self.settings, self.folder
@@ -138,7 +179,7 @@ class Distillation:
                 Writer(self.target, self.tokenizer, settings),
                 folder.texts,
                 writes_own=self.sources.writes_own,
-                prompts=self.sources.prompts,
+                prompts=[prompt for prompt in self.sources.prompts if prompt not in self.asked],
                 batch_size=settings.writing_batch_size,
                 may_go_on=lambda num_tokens: (
                     folder.seconds(WRITING) < budget and (settings.tokens is None or num_tokens < settings.tokens)
@@ -210,6 +251,7 @@ class Distillation:
             **student.facts(),
             "init_from": self.settings.init_from,
             "data": tuple(self.settings.data),
+            "held_out": self.settings.held_out,
             "num_texts": len(train),
             "num_tokens": num_tokens,
             "num_seen": round(num_tokens * steps * self.settings.batch_size / len(train)),

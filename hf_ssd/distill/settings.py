@@ -38,6 +38,8 @@ class DistillSettings:
         depth: How many tokens an EAGLE-3 head drafts in training, its own states fed back; `None` is 4.
         data: What to learn from: `"self"`, files, or `"hub:"` and a data set. Of JSONL files and data sets the prompts
             are taken, and the target answers them. Other files are read as text.
+        held_out: What to measure on: a JSONL file, or `"hub:"` and a data set, with prompts that the target answers
+            greedily, 64 of them at most, spread over their categories. `None` keeps some of the texts from training.
         minutes: Time for all stages but the closing evaluation, over all runs in this folder. More of it later lets
             training go on.
         tokens: Most tokens that the target writes; `None` lets time decide, of which it gets two fifths.
@@ -70,6 +72,7 @@ class DistillSettings:
     draft_vocab_size: int | None = None
     depth: int | None = None
     data: Sequence[str] = (SELF,)
+    held_out: str | None = None
     minutes: float = 60.0
     tokens: int | None = None
     epochs: int = 10

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..bench.suites import HUB_PREFIX, read_dataset, read_jsonl
+from ..bench.prompts import Prompt
+from ..bench.suites import HUB_PREFIX, read_dataset, read_jsonl, sample_evenly
 from .settings import SELF
 
 
@@ -29,6 +30,28 @@ class Sources:
         return self.writes_own or bool(self.prompts)
 
 
+def read_held_out(source: str, most: int) -> tuple[str, ...]:
+    """The prompts to measure on.
+
+    Args:
+        source: JSONL file, or `"hub:"` and a data set.
+        most: How many prompts; of more, as many of every category as can be are taken.
+
+    Raises:
+        ValueError: If there is no such file, or a row is no prompt.
+        OSError: If a file cannot be read.
+    """
+    if not source.startswith(HUB_PREFIX) and not Path(source).is_file():
+        raise ValueError(f"`held_out` must be a JSONL file or {HUB_PREFIX}NAME, but there is no file {source!r}.")
+    prompts = read_prompts(source)
+    return tuple(dict.fromkeys(prompt.text for prompt in sample_evenly(prompts, min(most, len(prompts)))))
+
+
+def read_prompts(source: str) -> tuple[Prompt, ...]:
+    """The prompts of a JSONL file, or of a data set after `HUB_PREFIX`."""
+    return read_dataset(source.removeprefix(HUB_PREFIX)) if source.startswith(HUB_PREFIX) else read_jsonl(Path(source))
+
+
 def read_sources(data: Sequence[str]) -> Sources:
     """Reads the prompts and finds the documents.
 
@@ -46,10 +69,8 @@ def read_sources(data: Sequence[str]) -> Sources:
         path = Path(name)
         if name == SELF:
             continue
-        if name.startswith(HUB_PREFIX):
-            prompts += [prompt.text for prompt in read_dataset(name.removeprefix(HUB_PREFIX))]
-        elif path.suffix == ".jsonl" and path.is_file():
-            prompts += [prompt.text for prompt in read_jsonl(path)]
+        if name.startswith(HUB_PREFIX) or (path.suffix == ".jsonl" and path.is_file()):
+            prompts += [prompt.text for prompt in read_prompts(name)]
         elif path.is_file():
             documents.append(path)
         elif path.is_dir():

@@ -59,10 +59,18 @@ class Writer:
         target: A decoder-only transformers model in evaluation mode.
         tokenizer: Its tokenizer.
         settings: Lengths, batch size and seed are taken from here.
+        temperatures: Of the answers, in turn; 0 is greedy.
     """
 
-    def __init__(self, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: DistillSettings) -> None:
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: DistillSettings,
+        temperatures: Sequence[float] = ANSWER_TEMPERATURES,
+    ) -> None:
         self._target = target
+        self._temperatures = temperatures
         self._settings = settings
         self._format = ChatFormat(tokenizer)
         self._words = self._format.words() or [""]
@@ -127,7 +135,7 @@ class Writer:
         if not fitting:
             return []
         # By fours, of which one text had no opening.
-        temperatures = [ANSWER_TEMPERATURES[i // 4 % len(ANSWER_TEMPERATURES)] for i in range(len(fitting))]
+        temperatures = [self._temperatures[i // 4 % len(self._temperatures)] for i in range(len(fitting))]
         longest = max(len(prompt) for prompt, _ in fitting)
         num_tokens = min(self._settings.max_new_tokens, self._settings.max_length - longest)
         answers = self._generate([prompt for prompt, _ in fitting], temperatures, num_tokens, [], seed=2 * batch + 1)

@@ -109,6 +109,35 @@ def test_without_a_cache_the_target_is_asked_in_training(target_folder: Path, tm
     assert made.result.minutes.keys() == {"training"}
 
 
+def test_prompts_to_measure_on(target_folder: Path, tmp_path: Path) -> None:
+    asked = [{"prompt": f"what does a {animal} do?", "category": animal} for animal in ("dog", "cat", "cow")]
+    held_out = tmp_path / "asked.jsonl"
+    held_out.write_text("".join(json.dumps(row) + "\n" for row in [*asked, {"prompt": "x" * 400, "category": "long"}]))
+    (tmp_path / "learnt.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [{"prompt": "who?"}, asked[0]]))
+    data = (str(tmp_path / "learnt.jsonl"),)
+    settings = settings_of(tmp_path / "out", target_folder, data=data, held_out=str(held_out), epochs=2)
+    made = Made(settings)
+    assert made.result.num_texts == 1  # not what is measured on
+    assert made.result.agreement.num_tokens == 3 * 16
+    assert f"to prompts of `{held_out}`" in (settings.out / "README.md").read_text()
+    (answers,) = settings.out.joinpath("work").glob("held_out-*.jsonl")
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    target = AutoModelForCausalLM.from_pretrained(target_folder)
+    for row in rows:
+        prompt_ids = torch.tensor([row["input_ids"][: row["num_prompt_tokens"]]])
+        assert target.generate(prompt_ids, max_new_tokens=16, do_sample=False)[0].tolist() == row["input_ids"]
+    again = Made(settings)
+    assert again.result.agreement == made.result.agreement
+    assert answers.read_text().splitlines() == [json.dumps(row) for row in rows]
+
+
+def test_prompts_to_measure_on_that_leave_no_room_are_refused(target_folder: Path, tmp_path: Path) -> None:
+    held_out = tmp_path / "asked.jsonl"
+    held_out.write_text(json.dumps({"prompt": "x" * 400}) + "\n")
+    with pytest.raises(ValueError, match=r"`held_out` must give prompts that leave room .* for max_length=192\."):
+        distill(settings_of(tmp_path / "out", target_folder, held_out=str(held_out)))
+
+
 def test_the_learning_rate_rises_stays_and_falls() -> None:
     rates = [rate(step, step / 1000) for step in range(1001)]
     assert rates[0] < rates[10] < rates[49] == max(rates) == rates[799] == 1.0
@@ -126,6 +155,7 @@ def test_the_learning_rate_rises_stays_and_falls() -> None:
         (["--dtype", "int4"], r"`dtype` must be one of .*'int4'"),
         (["--data", ","], r"`data` must name something to learn from"),
         (["--data", "missing.txt"], r"`data` must be 'self', files.*'missing.txt'"),
+        (["--held-out", "nowhere.jsonl"], r"`held_out` must be a JSONL file .*'nowhere\.jsonl'"),
         (["--kind", "eagle"], r"`kind` must be one of .*'eagle'"),
         (["--kind", "eagle3", "--layers", "2"], r"`layers` must be left out for kind='eagle3', but got 2"),
         (["--draft-vocab-size", "99"], r"`draft_vocab_size` must be left out for kind='model', but got 99"),
