@@ -72,7 +72,7 @@ OPENINGS_ON_TEXT = (
     "{}\n\nHow",
 )
 
-WORD = re.compile(r" [^\W\d_]{4,}")  # as token, after a space
+WORD = re.compile(r"[Ġ▁][A-Za-z]{4,}")  # as token, after a space as byte-level and SentencePiece tokenizers write it
 
 
 class ChatFormat:
@@ -90,9 +90,9 @@ class ChatFormat:
             self._before, self._after = self._render(PLACEHOLDER).split(PLACEHOLDER, 1)
 
     def words(self) -> list[str]:
-        """The whole words of the vocabulary, each but once; some are parts of longer ones."""
-        tokens = self._tokenizer.batch_decode([[token] for token in range(len(self._tokenizer))])
-        return list(dict.fromkeys(token.strip() for token in tokens if WORD.fullmatch(token)))
+        """The words of the vocabulary that have a token of their own; some only begin a longer one."""
+        tokens = self._tokenizer.convert_ids_to_tokens(list(range(len(self._tokenizer))))
+        return [token[1:] for token in tokens if WORD.fullmatch(token)]
 
     def user_start(self, opening: str = "") -> list[int]:
         """Token ids of all that comes before a user turn, and of how it begins; of a text, without a template."""

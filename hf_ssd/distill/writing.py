@@ -73,7 +73,8 @@ class Writer:
         self._temperatures = temperatures
         self._settings = settings
         self._format = ChatFormat(tokenizer)
-        self._words = self._format.words() or [""]
+        self._words = self._format.words()
+        self._known_openings = [opening for opening in OPENINGS if self._words or "{word}" not in opening]
         ends = target.generation_config.eos_token_id
         self._ends: list[int] = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
         # For a prompt, beside its answer.
@@ -110,8 +111,8 @@ class Writer:
         openings = []
         for i in range(self._settings.writing_batch_size):
             # By the turns that have one, so that each is for all temperatures in turn.
-            opening = OPENINGS[(batch + i) * 3 // 4 % len(OPENINGS)] if i % 4 else ""
-            openings.append(opening.format(word=draws.choice(self._words)))
+            opening = self._known_openings[(batch + i) * 3 // 4 % len(self._known_openings)] if i % 4 else ""
+            openings.append(opening.format(word=draws.choice(self._words)) if "{word}" in opening else opening)
         return openings
 
     def _openings_on(self, texts: Sequence[Text], batch: int) -> list[str]:

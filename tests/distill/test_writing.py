@@ -70,6 +70,11 @@ class TestChatFormat:
         tokenizer = byte_tokenizer()
         assert ChatFormat(tokenizer).user_text(tokenizer(turn)["input_ids"]) == "Who?"
 
+    def test_words_are_tokens_that_begin_with_a_space(self) -> None:
+        tokenizer = tiny_tokenizer()
+        tokenizer.add_tokens(["Ġsail", "Ġ2024", "sail", "Ġit", "▁ships", "ĠmÃ©t"])
+        assert ChatFormat(tokenizer).words() == ["sail", "ships"]
+
     def test_without_a_template_there_are_no_turns(self) -> None:
         tokenizer = tiny_tokenizer()
         tokenizer.chat_template = None
@@ -88,9 +93,16 @@ class TestWriter:
             assert text["source"] == "self"
             assert whole.startswith("<user>")
             assert tokenizer.decode(text["input_ids"][: text["num_prompt_tokens"]]).endswith("<assistant>")
-        # Of four texts, one begins as it likes.
-        before_the_word = OPENINGS[0].split("{word}")[0]
-        assert tokenizer.decode(texts[1]["input_ids"]).startswith(f"<user>{before_the_word}")
+        # Of four texts, one begins as it likes. Tokens that are bytes are no words.
+        assert tokenizer.decode(texts[1]["input_ids"]).startswith(f"<user>{OPENINGS[1]}")
+
+    def test_openings_have_words_of_the_vocabulary(self, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(writer, "_words", ["sail", "ship"])
+        monkeypatch.setattr(writer, "_known_openings", ["Who was {word}", "Discuss"])
+        openings = writer._openings(0)
+        assert openings[0] == ""
+        assert openings[2] == "Discuss"
+        assert {openings[1], openings[3]} <= {"Who was sail", "Who was ship"}
 
     def test_a_batch_is_the_same_each_time_and_no_two_are_alike(self, writer: Writer) -> None:
         texts = writer.write_own(8)
