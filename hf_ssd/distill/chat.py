@@ -106,11 +106,11 @@ class ChatFormat:
         return self._tokenizer(self._after, add_special_tokens=False)["input_ids"][:1] if self.has_turns else []
 
     def user_text(self, ids: Sequence[int]) -> str:
-        """A user turn as text, up to where the template would go on."""
+        """The rest of a user turn as text, up to where the template would go on. It may begin with a space."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         for special in self._tokenizer.all_special_tokens:
             text = text.split(special, 1)[0]
-        return text.split(self._after.strip(), 1)[0].strip() if self._after.strip() else text.strip()
+        return text.split(self._after.strip(), 1)[0].rstrip() if self._after.strip() else text.rstrip()
 
     def prompt(self, user_text: str) -> list[int]:
         """Token ids after which the answer to a user turn follows."""

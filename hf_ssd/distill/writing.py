@@ -116,7 +116,7 @@ class Writer:
         return openings
 
     def _openings_on(self, texts: Sequence[Text], batch: int) -> list[str]:
-        said = [self._format.user_text(text["input_ids"][text["num_prompt_tokens"] :]) for text in texts]
+        said = [self._format.user_text(text["input_ids"][text["num_prompt_tokens"] :]).strip() for text in texts]
         openings = []
         for i in range(self._settings.writing_batch_size):
             opening = OPENINGS_ON_TEXT[(batch + i) % len(OPENINGS_ON_TEXT)].format(said[i % len(said)])

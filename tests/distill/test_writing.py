@@ -65,10 +65,10 @@ class TestChatFormat:
         assert tokenizer.decode(chat.user_ends()) == "<"
         assert tokenizer.decode(chat.prompt("Who is it?")) == "<user>Who is it?<assistant>"
 
-    @pytest.mark.parametrize("turn", ["Who?<eos>rest", "Who?<assistant>You", " Who? "])
+    @pytest.mark.parametrize("turn", [" was it?<eos>rest", " was it?<assistant>You", " was it? "])
     def test_a_user_turn_ends_where_it_is_over(self, turn: str) -> None:
         tokenizer = byte_tokenizer()
-        assert ChatFormat(tokenizer).user_text(tokenizer(turn)["input_ids"]) == "Who?"
+        assert ChatFormat(tokenizer).user_text(tokenizer(turn)["input_ids"]) == " was it?"  # as after "Who"
 
     def test_words_are_tokens_that_begin_with_a_space(self) -> None:
         tokenizer = tiny_tokenizer()
@@ -103,6 +103,17 @@ class TestWriter:
         assert openings[0] == ""
         assert openings[2] == "Discuss"
         assert {openings[1], openings[3]} <= {"Who was sail", "Who was ship"}
+
+    def test_an_opening_goes_on_as_the_target_does(
+        self, writer: Writer, target_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(target_folder)
+        monkeypatch.setattr(
+            writer, "_generate", lambda prompts, *_, **__: [tokenizer(" it. ")["input_ids"]] * len(prompts)
+        )
+        wholes = [tokenizer.decode(text["input_ids"]) for text in writer.write_own(0)]
+        assert wholes[0].startswith("<user>it.<assistant>")
+        assert wholes[1].startswith(f"<user>{OPENINGS[1]} it.<assistant>")
 
     def test_a_batch_is_the_same_each_time_and_no_two_are_alike(self, writer: Writer) -> None:
         texts = writer.write_own(8)
