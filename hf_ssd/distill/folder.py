@@ -11,6 +11,8 @@ from typing import Any
 
 from .settings import KINDS, DistillSettings
 
+HELD_OUT = "held_out"  # in the settings that a folder is bound to
+
 
 class WorkFolder:
     """Where a distillation keeps what it would not like to do again.
@@ -23,6 +25,7 @@ class WorkFolder:
         self.out = out
         self.work = out / "work"
         self.texts = self.work / "texts.jsonl"
+        self.held_out = self.work / "held_out.jsonl"
         self.cache = self.work / "cache"
         self.checkpoints = self.work / "checkpoints"
         self.log = self.work / "log.jsonl"
@@ -50,18 +53,30 @@ class WorkFolder:
         finally:
             lock.release()
 
-    def bind(self, settings: DistillSettings) -> None:
+    def bind(self, settings: DistillSettings, held_out: str | None = None) -> None:
         """Notes what the folder is for, or checks that it is for that.
+
+        Args:
+            settings: What is wanted.
+            held_out: What the prompts to measure on are known by. With others, some of those that were learnt from
+                would be measured on.
 
         Raises:
             ValueError: If it was begun with other settings.
         """
         path = self.work / "settings.json"
-        wanted = settings.fixed()
+        wanted = {**settings.fixed(), HELD_OUT: held_out}
         if not path.is_file():
             write_json(path, wanted)
             return
-        for name, value in {"kind": KINDS[0], **json.loads(path.read_text())}.items():
+        begun = {"kind": KINDS[0], HELD_OUT: None, **json.loads(path.read_text())}
+        if begun.pop(HELD_OUT) != held_out:
+            raise ValueError(
+                f"`held_out` must give the prompts that {str(self.out)!r} was begun with, or stay away if it was begun "
+                f"without, but got {settings.held_out!r}: what is measured on may have been learnt from. Name another "
+                "folder."
+            )
+        for name, value in begun.items():
             if wanted.get(name) != value:
                 raise ValueError(
                     f"`{name}` must stay what {str(self.out)!r} was begun with, {value!r}, but got "

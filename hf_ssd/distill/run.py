@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from .measuring import Agreement, measure
 from .model_kind import ModelKind
 from .results import DistillResult
 from .settings import DistillSettings
-from .sources import Sources, read_held_out, read_sources
+from .sources import HeldOut, Sources, read_held_out, read_sources
 from .teacher import Collator, add_outputs
 from .texts import (
     MAX_HELD_OUT,
@@ -45,7 +45,7 @@ from .training import (
     make_trainer,
     seconds_in,
 )
-from .writing import Writer, digest, write_texts
+from .writing import Writer, write_texts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -80,11 +80,11 @@ def distill(settings: DistillSettings, progress: Progress | None = None) -> Dist
             its layers.
     """
     sources = read_sources(settings.data)
-    asked = () if settings.held_out is None else read_held_out(settings.held_out, MAX_HELD_OUT)
+    held_out = None if settings.held_out is None else read_held_out(settings.held_out, MAX_HELD_OUT)
     folder = WorkFolder(settings.out)
     with folder.held():
-        folder.bind(settings)
-        return Distillation(settings, sources, folder, progress or (lambda what, done, total: None), asked).run()
+        folder.bind(settings, None if held_out is None else held_out.mark)
+        return Distillation(settings, sources, folder, progress or (lambda what, done, total: None), held_out).run()
 
 
 class Distillation:
@@ -95,7 +95,7 @@ class Distillation:
         sources: What there is to learn from.
         folder: Where the stages leave their work.
         report: Told how far it is.
-        asked: Prompts to measure on; none keeps some of the texts from training for that.
+        held_out: Prompts to measure on; `None` keeps some of the texts from training for that.
     """
 
     def __init__(
@@ -104,9 +104,10 @@ class Distillation:
         sources: Sources,
         folder: WorkFolder,
         report: Progress,
-        asked: Sequence[str] = (),
+        held_out: HeldOut | None = None,
     ) -> None:
-        self.settings, self.sources, self.folder, self.report, self.asked = settings, sources, folder, report, asked
+        self.settings, self.sources, self.folder, self.report = settings, sources, folder, report
+        self.held_out = held_out
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
         report("reading the target", 0, 0)
         self.target_name = settings.target or str(target_folder())
@@ -141,34 +142,35 @@ class Distillation:
 
     def _texts(self) -> tuple[Dataset, Dataset]:
         """Those to train on, and those to measure on."""
-        if not self.asked:
+        if self.held_out is None:
             return split_held_out(self._read(self._write()))
         from datasets import concatenate_datasets
 
-        (held_out,) = self._read([self._write_held_out()])
+        (held_out,) = self._read([self._write_held_out(self.held_out)])
         return concatenate_datasets(self._read(self._write())), held_out
 
-    def _write_held_out(self) -> tuple[str, Dataset]:
-        """The target's answers to the prompts that are asked for."""
-        mark = digest("\0".join(self.asked))
-        path = self.folder.work / f"held_out-{mark}.jsonl"
-        writer = Writer(self.target, self.tokenizer, self.settings, temperatures=(0.0,))
+    def _write_held_out(self, held_out: HeldOut) -> tuple[str, Dataset]:
+        """The target's answers to the prompts that are measured on."""
+        path = self.folder.held_out
         batches = write_texts(
-            writer,
+            Writer(self.target, self.tokenizer, self.settings, temperatures=(0.0,), ended_share=1.0),
             path,
             writes_own=False,
-            prompts=self.asked,
+            prompts=held_out.asked,
             batch_size=self.settings.writing_batch_size,
             may_go_on=lambda num_tokens: True,
         )
+        start = time.monotonic()
         for num_tokens in batches:
+            self.folder.add_seconds(WRITING, time.monotonic() - start)
+            start = time.monotonic()
             self.report(f"answers to the prompts that are held out, {num_tokens} tokens so far", 0, 0)
         if not path.stat().st_size:
             raise ValueError(
                 f"`held_out` must give prompts that leave room for an answer, but {self.settings.held_out!r} has none "
                 f"for max_length={self.settings.max_length}. Give more of that."
             )
-        return f"held-out-{mark}", written_texts(path, self.folder.cache)
+        return "held-out", written_texts(path, self.folder.cache / "held-out")
 
     def _write(self) -> list[tuple[str, Dataset]]:
         """The texts by what their shards are called, those that are still to be written included."""
@@ -179,7 +181,7 @@ class Distillation:
                 Writer(self.target, self.tokenizer, settings),
                 folder.texts,
                 writes_own=self.sources.writes_own,
-                prompts=[prompt for prompt in self.sources.prompts if prompt not in self.asked],
+                prompts=[prompt for prompt in self.sources.prompts if prompt not in (self.held_out or ())],
                 batch_size=settings.writing_batch_size,
                 may_go_on=lambda num_tokens: (
                     folder.seconds(WRITING) < budget and (settings.tokens is None or num_tokens < settings.tokens)

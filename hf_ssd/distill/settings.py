@@ -39,7 +39,8 @@ class DistillSettings:
         data: What to learn from: `"self"`, files, or `"hub:"` and a data set. Of JSONL files and data sets the prompts
             are taken, and the target answers them. Other files are read as text.
         held_out: What to measure on: a JSONL file, or `"hub:"` and a data set, with prompts that the target answers
-            greedily, 64 of them at most, spread over their categories. `None` keeps some of the texts from training.
+            greedily, 64 of them at most, spread over their categories. None of its prompts is learnt from. `None` keeps
+            some of the texts from training instead.
         minutes: Time for all stages but the closing evaluation, over all runs in this folder. More of it later lets
             training go on.
         tokens: Most tokens that the target writes; `None` lets time decide, of which it gets two fifths.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..bench.prompts import Prompt
 from ..bench.suites import HUB_PREFIX, read_dataset, read_jsonl, sample_evenly
@@ -30,12 +32,37 @@ class Sources:
         return self.writes_own or bool(self.prompts)
 
 
-def read_held_out(source: str, most: int) -> tuple[str, ...]:
-    """The prompts to measure on.
+class HeldOut(NamedTuple):
+    """Prompts that an assistant does not learn from.
+
+    Args:
+        asked: Those to measure on, category by category.
+        all: Those and the others of the same file.
+    """
+
+    asked: tuple[str, ...]
+    all: frozenset[str]
+
+    def __contains__(self, prompt: object) -> bool:
+        return isinstance(prompt, str) and prompt.strip() in self.all
+
+    @property
+    def mark(self) -> str:
+        """What these prompts are known by."""
+        return digest("\0".join([*self.asked, *sorted(self.all)]))
+
+
+def digest(text: str) -> str:
+    """What a prompt is known by in the file of texts."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_held_out(source: str, most: int) -> HeldOut:
+    """The prompts to measure on, and those to leave out of training.
 
     Args:
         source: JSONL file, or `"hub:"` and a data set.
-        most: How many prompts; of more, as many of every category as can be are taken.
+        most: How many prompts to measure on; of more, as many of every category as can be are taken.
 
     Raises:
         ValueError: If there is no such file, or a row is no prompt.
@@ -44,7 +71,11 @@ def read_held_out(source: str, most: int) -> tuple[str, ...]:
     if not source.startswith(HUB_PREFIX) and not Path(source).is_file():
         raise ValueError(f"`held_out` must be a JSONL file or {HUB_PREFIX}NAME, but there is no file {source!r}.")
     prompts = read_prompts(source)
-    return tuple(dict.fromkeys(prompt.text for prompt in sample_evenly(prompts, min(most, len(prompts)))))
+    # By category: what is then taken of them at even distances is of all categories.
+    asked = sorted(sample_evenly(prompts, min(most, len(prompts))), key=lambda prompt: prompt.kind)
+    return HeldOut(
+        tuple(dict.fromkeys(prompt.text for prompt in asked)), frozenset(prompt.text.strip() for prompt in prompts)
+    )
 
 
 def read_prompts(source: str) -> tuple[Prompt, ...]:

@@ -6,9 +6,9 @@ learns most from what its target really says, so the answers are what training l
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -22,10 +22,10 @@ from transformers.utils import logging
 from ..bench.settings import sampling_arguments
 from ..compat import CACHE_KEY
 from ..drafting.tree_cache import SlabCache
-from .batched_decoding import fast_on_cpu
 from .chat import OPENINGS, OPENINGS_ON_TEXT, ChatFormat
 from .row_sampling import MostRowsEnded, RowSampler
 from .settings import SELF, DistillSettings
+from .sources import digest
 
 logger = logging.get_logger(__name__)
 
@@ -60,6 +60,7 @@ class Writer:
         tokenizer: Its tokenizer.
         settings: Lengths, batch size and seed are taken from here.
         temperatures: Of the answers, in turn; 0 is greedy.
+        ended_share: The share of a batch's rows after whose end the others are cut.
     """
 
     def __init__(
@@ -68,9 +69,10 @@ class Writer:
         tokenizer: PreTrainedTokenizerBase,
         settings: DistillSettings,
         temperatures: Sequence[float] = ANSWER_TEMPERATURES,
+        ended_share: float = ENDED_SHARE,
     ) -> None:
         self._target = target
-        self._temperatures = temperatures
+        self._temperatures, self._ended_share = temperatures, ended_share
         self._settings = settings
         self._format = ChatFormat(tokenizer)
         self._words = self._format.words()
@@ -87,20 +89,21 @@ class Writer:
 
         Args:
             batch: Number of texts before, which decides the draws.
-            texts: What it said before and the conversations shall be about, each about one of them, so that long
-                prompts occur. None lets it ask what it likes.
+            texts: What it said before and the conversations shall be about, one about each, so that long prompts
+                occur. None lets it ask what it likes.
         """
         num_texts = self._settings.writing_batch_size
         if not self._format.has_turns:
             return self._answer([self._format.user_start()] * num_texts, [SELF] * num_texts, batch)
-        openings, num_tokens = self._openings(batch), MAX_USER_TOKENS
-        if texts:
-            openings, num_tokens = self._openings_on(texts, batch), MAX_QUESTION_TOKENS
+        openings, num_tokens = self._openings_on(texts, batch), MAX_QUESTION_TOKENS
+        if not openings:
+            openings, num_tokens = self._openings(batch), MAX_USER_TOKENS
         starts = [self._format.user_start(opening) for opening in openings]
-        temperatures = [USER_TEMPERATURE] * num_texts
-        turns = self._generate(starts, temperatures, num_tokens, self._format.user_ends(), seed=2 * batch)
+        temperatures, ends = [USER_TEMPERATURE] * len(openings), self._format.user_ends()
+        turns = self._generate(starts, temperatures, num_tokens, ends, seed=2 * batch)
         asked = [
-            (opening + self._format.user_text(turn)).strip() for opening, turn in zip(openings, turns, strict=True)
+            self._format.user_text(opening, without_end(turn, [*self._ends, *ends]))
+            for opening, turn in zip(openings, turns, strict=True)
         ]
         prompts = [self._format.prompt(text) for text in asked if text]
         return self._answer(prompts, [SELF] * len(prompts), batch)
@@ -109,19 +112,21 @@ class Writer:
         """How user turns begin; of four, one begins as the target likes."""
         draws = Random(f"{self._settings.seed} {batch}")
         openings = []
-        for i in range(self._settings.writing_batch_size):
-            # By the turns that have one, so that each is for all temperatures in turn.
-            opening = self._known_openings[(batch + i) * 3 // 4 % len(self._known_openings)] if i % 4 else ""
+        for number in range(batch, batch + self._settings.writing_batch_size):
+            # Counted by the turns that have one, so that none is left out.
+            opening = self._known_openings[number * 3 // 4 % len(self._known_openings)] if number % 4 else ""
             openings.append(opening.format(word=draws.choice(self._words)) if "{word}" in opening else opening)
         return openings
 
     def _openings_on(self, texts: Sequence[Text], batch: int) -> list[str]:
-        said = [self._format.user_text(text["input_ids"][text["num_prompt_tokens"] :]).strip() for text in texts]
+        """How user turns about texts begin, where a text says something and leaves room."""
         openings = []
-        for i in range(self._settings.writing_batch_size):
-            opening = OPENINGS_ON_TEXT[(batch + i) % len(OPENINGS_ON_TEXT)].format(said[i % len(said)])
-            is_short = len(self._format.user_start(opening)) + MAX_QUESTION_TOKENS <= self._room
-            openings.append(opening if is_short else "")
+        for number, text in enumerate(texts[: self._settings.writing_batch_size], start=batch):
+            answer = without_end(text["input_ids"][text["num_prompt_tokens"] :], self._ends)
+            said = self._format.answer_text(answer)
+            opening = OPENINGS_ON_TEXT[number % len(OPENINGS_ON_TEXT)].format(said)
+            if said and len(self._format.prompt(opening)) + MAX_QUESTION_TOKENS <= self._room:
+                openings.append(opening)
         return openings
 
     def answer(self, questions: Sequence[str], batch: int) -> list[Text]:
@@ -136,7 +141,7 @@ class Writer:
         if not fitting:
             return []
         # By fours, of which one text had no opening.
-        temperatures = [self._temperatures[i // 4 % len(self._temperatures)] for i in range(len(fitting))]
+        temperatures = [self._temperatures[(batch + i) // 4 % len(self._temperatures)] for i in range(len(fitting))]
         longest = max(len(prompt) for prompt, _ in fitting)
         num_tokens = min(self._settings.max_new_tokens, self._settings.max_length - longest)
         answers = self._generate([prompt for prompt, _ in fitting], temperatures, num_tokens, [], seed=2 * batch + 1)
@@ -160,12 +165,12 @@ class Writer:
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         ends = list(dict.fromkeys([*self._ends, *ends]))
         generator = torch.Generator().manual_seed((self._settings.seed << 32) + seed)
-        with fast_on_cpu(self._target):
+        with without_gaps(self._target):
             output = self._target.generate(
                 input_ids.to(self._target.device),
                 attention_mask=mask.to(self._target.device),
                 logits_processor=LogitsProcessorList([RowSampler(temperatures, generator)]),
-                stopping_criteria=StoppingCriteriaList([MostRowsEnded(ends, longest, ENDED_SHARE)]),
+                stopping_criteria=StoppingCriteriaList([MostRowsEnded(ends, longest, self._ended_share)]),
                 eos_token_id=ends or None,
                 pad_token_id=self._pad,
                 max_new_tokens=num_tokens,
@@ -181,17 +186,32 @@ class Writer:
         return {CACHE_KEY: SlabCache()} if is_plain else {}
 
 
+@contextmanager
+def without_gaps(model: PreTrainedModel) -> Iterator[None]:
+    """Within it a model's output projection is given states without gaps.
+
+    The last states of several prompts are a view with gaps, for which torch multiplies by a copy of the projection for
+    each prompt: 57 MB for 49,152 tokens of 576 numbers. On a CPU that takes longer than all layers.
+    """
+    projection = model.get_output_embeddings()
+    hook = projection.register_forward_pre_hook(lambda module, args: (args[0].contiguous(), *args[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def without_end(ids: Sequence[int], ends: Sequence[int]) -> Sequence[int]:
+    """Token ids without the one that ends them, if there is one."""
+    return ids[:-1] if ids and ids[-1] in ends else ids
+
+
 def up_to_end(ids: list[int], ends: Sequence[int]) -> list[int]:
     """Token ids up to the first that ends a text, which is kept."""
     for position, token in enumerate(ids):
         if token in ends:
             return ids[: position + 1]
     return ids
-
-
-def digest(text: str) -> str:
-    """What a prompt is known by in the file."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def write_texts(
@@ -223,6 +243,7 @@ def write_texts(
     waiting = iter([prompt for prompt in prompts if digest(prompt) not in sources])
     batch, num_tokens, is_own_turn = len(written), num_written(written), False
     latest = written[-batch_size:]
+    num_own = -(-sum(text["source"] == SELF for text in written) // batch_size)  # batches
     del written
     with path.open("a", encoding="utf-8") as file:
         while may_go_on(num_tokens) or not batch:
@@ -232,8 +253,8 @@ def write_texts(
             if questions:
                 texts = writer.answer(questions, batch)
             else:
-                is_on_texts = batch // batch_size % ON_TEXT_EVERY == ON_TEXT_EVERY - 1
-                texts = writer.write_own(batch, latest if is_on_texts else ())
+                num_own += 1
+                texts = writer.write_own(batch, latest if num_own % ON_TEXT_EVERY == 0 else ())
             latest = texts or latest
             for text in texts:
                 file.write(json.dumps(text) + "\n")

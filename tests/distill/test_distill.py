@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,7 @@ def test_prompts_to_measure_on(target_folder: Path, tmp_path: Path) -> None:
     assert made.result.num_texts == 1  # not what is measured on
     assert made.result.agreement.num_tokens == 3 * 16
     assert f"to prompts of `{held_out}`" in (settings.out / "README.md").read_text()
-    (answers,) = settings.out.joinpath("work").glob("held_out-*.jsonl")
+    answers = settings.out / "work" / "held_out.jsonl"
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     target = AutoModelForCausalLM.from_pretrained(target_folder)
     for row in rows:
@@ -129,6 +130,9 @@ def test_prompts_to_measure_on(target_folder: Path, tmp_path: Path) -> None:
     again = Made(settings)
     assert again.result.agreement == made.result.agreement
     assert answers.read_text().splitlines() == [json.dumps(row) for row in rows]
+    for other in (None, str(tmp_path / "learnt.jsonl")):
+        with pytest.raises(ValueError, match=r"`held_out` must give the prompts that .* was begun with"):
+            distill(replace(settings, held_out=other))
 
 
 def test_prompts_to_measure_on_that_leave_no_room_are_refused(target_folder: Path, tmp_path: Path) -> None:

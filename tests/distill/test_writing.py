@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,14 +9,15 @@ import torch
 from chi_square import p_value
 from tiny_models import make_target, padded_batch, prompt, tiny_tokenizer
 from tiny_pair import byte_tokenizer
+from tokenizers import decoders
 from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
 
 from hf_ssd.distill import writing
 from hf_ssd.distill.chat import OPENINGS, ChatFormat
 from hf_ssd.distill.row_sampling import MostRowsEnded, RowSampler
 from hf_ssd.distill.settings import SELF, DistillSettings
-from hf_ssd.distill.sources import read_sources
-from hf_ssd.distill.writing import Text, Writer, digest, num_written, repair, up_to_end, write_texts
+from hf_ssd.distill.sources import digest, read_held_out, read_sources
+from hf_ssd.distill.writing import Text, Writer, num_written, repair, up_to_end, without_gaps, write_texts
 
 
 @pytest.fixture(autouse=True)
@@ -68,12 +70,24 @@ class TestChatFormat:
     @pytest.mark.parametrize("turn", [" was it?<eos>rest", " was it?<assistant>You", " was it? "])
     def test_a_user_turn_ends_where_it_is_over(self, turn: str) -> None:
         tokenizer = byte_tokenizer()
-        assert ChatFormat(tokenizer).user_text(tokenizer(turn)["input_ids"]) == " was it?"  # as after "Who"
+        assert ChatFormat(tokenizer).user_text("Who", tokenizer(turn)["input_ids"]) == "Who was it?"
 
-    def test_words_are_tokens_that_begin_with_a_space(self) -> None:
+    def test_a_decoder_that_strips_the_first_space(self) -> None:
+        """As SentencePiece's models have it."""
+        tokenizer = byte_tokenizer()
+        tokenizer.backend_tokenizer.decoder = decoders.Sequence(
+            [tokenizer.backend_tokenizer.decoder, decoders.Strip(" ", 1, 0)]
+        )
+        turn = tokenizer(" was it?")["input_ids"]
+        assert tokenizer.decode(turn) == "was it?"
+        assert ChatFormat(tokenizer).user_text("Who", turn) == "Who was it?"
+
+    def test_words_are_tokens_that_begin_with_a_space(self, monkeypatch: pytest.MonkeyPatch) -> None:
         tokenizer = tiny_tokenizer()
         tokenizer.add_tokens(["Ġsail", "Ġ2024", "sail", "Ġit", "▁ships", "ĠmÃ©t"])
         assert ChatFormat(tokenizer).words() == ["sail", "ships"]
+        monkeypatch.setattr(type(tokenizer), "get_vocab", lambda self: {"▁oar": 7, "Ġmast": 90_000})  # with holes
+        assert ChatFormat(tokenizer).words() == ["mast"]
 
     def test_without_a_template_there_are_no_turns(self) -> None:
         tokenizer = tiny_tokenizer()
@@ -104,6 +118,23 @@ class TestWriter:
         assert openings[2] == "Discuss"
         assert {openings[1], openings[3]} <= {"Who was sail", "Who was ship"}
 
+    @pytest.mark.parametrize("size", [1, 3, 4])
+    def test_small_batches_have_every_opening_and_temperature(
+        self, writer: Writer, monkeypatch: pytest.MonkeyPatch, size: int
+    ) -> None:
+        monkeypatch.setattr(writer, "_settings", replace(writer._settings, writing_batch_size=size))
+        drawn: list[float] = []
+        monkeypatch.setattr(
+            writer, "_generate", lambda prompts, temperatures, *_, **__: drawn.extend(temperatures) or [[5]] * size
+        )
+        count = 4 * len(writer._known_openings)
+        openings = [opening for batch in range(0, count, size) for opening in writer._openings(batch)][:count]
+        assert openings.count("") == len(writer._known_openings)
+        assert all(openings.count(opening) == 3 for opening in writer._known_openings)
+        for batch in range(0, 48, size):
+            writer.answer(["who?"] * size, batch)
+        assert drawn == [(0.0, 0.7, 0.0, 1.0)[i // 4 % 4] for i in range(48)]
+
     def test_an_opening_goes_on_as_the_target_does(
         self, writer: Writer, target_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -124,17 +155,36 @@ class TestWriter:
         tokenizer = AutoTokenizer.from_pretrained(target_folder)
         said = ["a dog", "two cats"]
         written: list[Text] = [
-            {"source": SELF, "num_prompt_tokens": 1, "input_ids": [1, *tokenizer(text)["input_ids"]]} for text in said
+            {
+                "source": SELF,
+                "num_prompt_tokens": 1,
+                "input_ids": [1, *tokenizer(text)["input_ids"], tokenizer.eos_token_id],
+            }
+            for text in (*said, "", "x" * 400)
         ]
         texts = writer.write_own(0, written)
         wholes = [tokenizer.decode(text["input_ids"]) for text in texts]
+        assert len(wholes) == 2  # nothing can be asked about the others
         assert wholes[0].startswith("<user>Summarize: a dog")
         assert wholes[1].startswith("<user>two cats\n\nWho")
         assert all("<assistant>" in whole for whole in wholes)
+        assert len(writer.write_own(0, written[2:])) == 4  # about what it likes
 
-    def test_a_text_that_leaves_no_room_is_not_asked_about(self, writer: Writer) -> None:
-        long: Text = {"source": SELF, "num_prompt_tokens": 1, "input_ids": [7] * 400}
-        assert writer._openings_on([long], 0) == [""] * 4
+    @pytest.mark.parametrize("ended_share", [0.5, 1.0])
+    def test_rows_are_cut_when_so_many_have_ended(
+        self, writer: Writer, monkeypatch: pytest.MonkeyPatch, ended_share: float
+    ) -> None:
+        texts = ["what does a dog do?", "who?"]
+        monkeypatch.setattr(writer, "_ended_share", 1.0)
+        whole = [len(text["input_ids"]) - text["num_prompt_tokens"] for text in writer.answer(texts, 0)]
+        first = writer.answer(texts[1:], 0)[0]
+        end = first["input_ids"][first["num_prompt_tokens"] + 1]
+        monkeypatch.setattr(writer, "_ends", [end])
+        monkeypatch.setattr(writer, "_ended_share", ended_share)
+        cut = [len(text["input_ids"]) - text["num_prompt_tokens"] for text in writer.answer(texts, 0)]
+        assert whole == [24, 24]
+        assert cut[1] <= 2
+        assert (cut[0] == cut[1]) == (ended_share == 0.5)
 
     def test_the_first_answers_are_greedy(self, writer: Writer, target_folder: Path) -> None:
         text = writer.answer(["what does a dog do?"], 0)[0]
@@ -152,6 +202,18 @@ def test_a_text_ends_with_its_first_end() -> None:
 
 
 TEXT: Text = {"source": "self", "num_prompt_tokens": 2, "input_ids": [5, 6, 7]}
+
+
+def test_the_output_projection_gets_states_without_gaps() -> None:
+    target = make_target()
+    batch = padded_batch([prompt(7), prompt(4, seed=1)])
+    given: list[bool] = []
+    with without_gaps(target):
+        hook = target.lm_head.register_forward_pre_hook(lambda module, args: given.append(args[0].is_contiguous()))
+        target(**batch, logits_to_keep=1)
+        hook.remove()
+    assert given == [True]
+    assert not target.lm_head._forward_pre_hooks
 
 
 class TestFile:
@@ -191,6 +253,18 @@ class TestFile:
         self.write(writer, path, 3)
         assert about == [0, 0, 0, 2, 0, 0, 0, 2, 0]
 
+    def test_answers_between_them_do_not_count(
+        self, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        about: list[int] = []
+        own = [{**TEXT, "source": SELF}] * 2
+        monkeypatch.setattr(writer, "write_own", lambda batch, texts=(): about.append(len(texts)) or own)
+        monkeypatch.setattr(writer, "answer", lambda texts, batch: [{**TEXT, "source": digest(text)} for text in texts])
+        path, prompts = tmp_path / "texts.jsonl", [str(i) for i in range(40)]
+        for batches in (3, 7, 6):
+            self.write(writer, path, batches, prompts=prompts)
+        assert about == [0, 0, 0, 2, 0, 0, 0]
+
     def test_each_prompt_is_answered_once(self, writer: Writer, tmp_path: Path) -> None:
         path, prompts = tmp_path / "texts.jsonl", ("tell me.", "what?", "who?")
         self.write(writer, path, 1, prompts=prompts, writes_own=False)
@@ -222,3 +296,15 @@ class TestSources:
     def test_what_is_not_there_is_named(self) -> None:
         with pytest.raises(ValueError, match=r"`data` must be 'self', files, folders or hub:NAME, but got 'nowhere'"):
             read_sources(["nowhere"])
+
+    def test_prompts_to_measure_on_are_of_all_categories(self, tmp_path: Path) -> None:
+        kinds = [f"kind {i % 8}" for i in range(200)]
+        rows = [{"prompt": f"What is {i}? ", "category": kind} for i, kind in enumerate(kinds)]
+        (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        held_out = read_held_out(str(tmp_path / "asked.jsonl"), 64)
+        asked = [kinds[int(text.split()[2][:-1])] for text in held_out.asked]
+        assert len(asked) == 64
+        assert len(set(asked[::8])) == 8
+        assert len(held_out.all) == 200
+        assert "What is 7?" in held_out
+        assert "What is 777?" not in held_out
