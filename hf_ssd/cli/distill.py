@@ -22,7 +22,10 @@ def distill(
     target: Target = None,
     layers: Annotated[
         int | None,
-        typer.Option(help="Its decoder layers, the target's first. Default: a fifth of them.", show_default=False),
+        typer.Option(
+            help="Its decoder layers, the target's first. Default: a fifth of them, or those of --init-from.",
+            show_default=False,
+        ),
     ] = None,
     width: Annotated[
         int | None, typer.Option(help="Its hidden size. Default: the target's.", show_default=False)

@@ -32,7 +32,7 @@ class ModelKind(Kind):
         """The target's own layers, or the assistant to go on from."""
         settings = self.settings
         if settings.init_from is not None:
-            model = load_student(settings.init_from, self.target)
+            model = load_student(settings.init_from, self.target, settings.layers)
         else:
             model = make_student(self.target, layers=settings.layers, width=settings.width)
         return ModelStudent(model, self.teacher, self.dtype, self._sample(texts))

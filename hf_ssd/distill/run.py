@@ -45,7 +45,7 @@ from .training import (
     make_trainer,
     seconds_in,
 )
-from .writing import Writer, write_texts
+from .writing import Writer, by_like_length, write_texts
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -177,11 +177,12 @@ class Distillation:
         settings, folder = self.settings, self.folder
         if self.sources.needs_writing:
             budget = WRITING_SHARE * settings.minutes * 60
+            prompts = [prompt for prompt in self.sources.prompts if prompt not in (self.held_out or ())]
             batches = write_texts(
                 Writer(self.target, self.tokenizer, settings),
                 folder.texts,
                 writes_own=self.sources.writes_own,
-                prompts=[prompt for prompt in self.sources.prompts if prompt not in (self.held_out or ())],
+                prompts=by_like_length(prompts, settings.writing_batch_size),
                 batch_size=settings.writing_batch_size,
                 may_go_on=lambda num_tokens: (
                     folder.seconds(WRITING) < budget and (settings.tokens is None or num_tokens < settings.tokens)

@@ -29,7 +29,8 @@ class DistillSettings:
         out: Folder of the assistant. A run that was interrupted goes on there.
         kind: `"model"`, a small model of the target's class, or `"eagle3"`, one layer that reads the target's states.
         target: Name or folder of the target; `None` takes the embedded one.
-        layers: Decoder layers of the assistant, the target's first ones; `None` is a fifth of the target's.
+        layers: Decoder layers of the assistant, the target's first ones; `None` is a fifth of the target's. With
+            `init_from` it is how many that assistant shall have: those it lacks are added without effect.
         width: Hidden size of the assistant; `None` is the target's, whose embedding and output projection it then
             shares.
         init_from: Folder of an assistant to go on from, instead of the target's layers.
@@ -118,7 +119,7 @@ class DistillSettings:
                     f"`{name}` must be left out for kind={self.kind!r}, but got {getattr(self, name)!r}. It is for "
                     f"kind={kind!r}."
                 )
-        sizes = ["layers", "width", "draft_vocab_size"]
+        sizes = ["width", "draft_vocab_size"]
         given = [f"{name}={getattr(self, name)}" for name in sizes if getattr(self, name) is not None]
         if self.init_from is not None and given:
             raise ValueError(

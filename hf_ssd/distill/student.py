@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+# Modules of a layer that write to the residual stream, as families call them.
+OUTPUT_PROJECTIONS = {"o_proj", "down_proj", "c_proj", "out_proj", "dense", "dense_4h_to_h", "fc2", "fc_out"}
 DEFAULT_SHARE = 5  # an assistant of a fifth of the layers: 6 of 30, 7 of 36
 
 
@@ -49,14 +51,19 @@ def make_student(target: PreTrainedModel, *, layers: int | None = None, width: i
     return student
 
 
-def load_student(folder: str, target: PreTrainedModel) -> PreTrainedModel:
+def load_student(folder: str, target: PreTrainedModel, layers: int | None = None) -> PreTrainedModel:
     """An assistant to go on from, in float32.
 
     Where its embedding and output projection are the target's, they stay that.
 
+    Args:
+        folder: Where it is.
+        target: Whose assistant it is.
+        layers: How many it shall have; see [`deepen`].
+
     Raises:
         OSError: If there is none.
-        ValueError: If its vocabulary is not the target's.
+        ValueError: If its vocabulary is not the target's, or it cannot get so many layers.
     """
     student: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, trust_remote_code=False
@@ -66,6 +73,8 @@ def load_student(folder: str, target: PreTrainedModel) -> PreTrainedModel:
             f"`init_from` must hold an assistant of the target's {target.config.vocab_size} tokens, but {folder!r} "
             f"knows {student.config.vocab_size}."
         )
+    if layers is not None and layers != student.config.num_hidden_layers:
+        student = deepen(student, target, layers)
     shares = (
         torch.equal(own.weight.to(their.weight), their.weight)
         for own, their in (
@@ -77,6 +86,45 @@ def load_student(folder: str, target: PreTrainedModel) -> PreTrainedModel:
     if list(shares) == [True, True]:
         freeze_shared(student)
     return student
+
+
+def deepen(student: PreTrainedModel, target: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """An assistant with more layers that says the same, for training to make something of them.
+
+    They are those of the target that come next, but for what they write to the residual stream, which is nothing.
+
+    Args:
+        student: An assistant as wide as the target.
+        target: A deeper model of its class.
+        layers: Number of layers of the result.
+
+    Raises:
+        ValueError: If that is not more than the assistant has, or it is not made of the target's kind of layers.
+    """
+    own = student.config.num_hidden_layers
+    if layers < own:
+        raise ValueError(f"`layers` must be at least {own}, which the assistant of `init_from` has, but got {layers}.")
+    deeper = make_student(target, layers=layers)
+    weights, given = deeper.state_dict(), student.state_dict()
+    if any(name not in weights or weights[name].shape != weight.shape for name, weight in given.items()):
+        raise ValueError(
+            "`layers` must be left out for an assistant that is not made of layers like the target's and as wide, but "
+            f"got {layers}."
+        )
+    for name in weights.keys() - given.keys():
+        if OUTPUT_PROJECTIONS & set(name.split(".")):
+            weights[name].zero_()
+    deeper.load_state_dict(given, strict=False)
+    probe = torch.arange(8)[None] % student.config.vocab_size
+    with torch.no_grad():
+        said, says = (model.eval()(probe, use_cache=False).logits for model in (student, deeper))
+    if not torch.allclose(said, says, rtol=1e-3, atol=1e-3):
+        raise ValueError(
+            f"`layers` must be left out with `init_from` for a model of type {target.config.model_type!r}, whose "
+            f"layers cannot be added without effect, but got {layers}."
+        )
+    deeper.generation_config = student.generation_config
+    return deeper.requires_grad_(True)
 
 
 def freeze_shared(student: PreTrainedModel) -> None:

@@ -34,6 +34,7 @@ MAX_QUESTION_TOKENS = 24  # of a user turn that has a text
 USER_TEMPERATURE = 0.9
 ON_TEXT_EVERY = 4  # of the batches of conversations, one has user turns about texts
 ENDED_SHARE = 0.9  # of a batch; the other rows are cut there
+SORTED_BATCHES = 16  # so many batches' prompts are sorted by length among themselves
 # In turn. Half of the answers are greedy, as most calls are.
 ANSWER_TEMPERATURES = (0.0, 0.7, 0.0, 1.0)
 
@@ -263,6 +264,26 @@ def write_texts(
             num_tokens += num_written(texts)
             is_own_turn = writes_own and not is_own_turn
             yield num_tokens
+
+
+def by_like_length(prompts: Sequence[str], batch_size: int) -> list[str]:
+    """Prompts in an order in which those of a batch are of like length, as all are padded to the longest.
+
+    The batches themselves are mixed, so that whenever time ends some of all lengths were answered.
+
+    ```python
+    >>> by_like_length(["a", "bbb", "c", "ddd"], 2)
+    ['a', 'c', 'bbb', 'ddd']
+
+    ```
+    """
+    ordered: list[str] = []
+    for start in range(0, len(prompts), SORTED_BATCHES * batch_size):
+        alike = sorted(prompts[start : start + SORTED_BATCHES * batch_size], key=len)
+        starts = list(range(0, len(alike), batch_size))
+        Random(start).shuffle(starts)
+        ordered += [prompt for first in starts for prompt in alike[first : first + batch_size]]
+    return ordered
 
 
 def num_written(texts: Sequence[Text]) -> int:

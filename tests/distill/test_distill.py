@@ -163,7 +163,7 @@ def test_the_learning_rate_rises_stays_and_falls() -> None:
         (["--kind", "eagle"], r"`kind` must be one of .*'eagle'"),
         (["--kind", "eagle3", "--layers", "2"], r"`layers` must be left out for kind='eagle3', but got 2"),
         (["--draft-vocab-size", "99"], r"`draft_vocab_size` must be left out for kind='model', but got 99"),
-        (["--init-from", "x", "--layers", "2"], r"`init_from` decides the assistant's size, but got layers=2"),
+        (["--init-from", "x", "--width", "8"], r"`init_from` decides the assistant's size, but got width=8"),
     ],
 )
 def test_a_bad_option_is_refused_before_a_model_is_loaded(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from tiny_zoo import FAMILIES
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
+from hf_ssd.distill import student as student_module
 from hf_ssd.distill.projection import Projection, last_hidden
 from hf_ssd.distill.student import load_student, make_student, save_student
 from hf_ssd.vocabulary import UnsupportedError
@@ -109,6 +110,43 @@ class TestFolder:
     def test_of_its_own_embedding_nothing_is_frozen(self, tmp_path) -> None:
         tiny_llama(1, vocab_size=258).save_pretrained(tmp_path)
         assert load_student(str(tmp_path), tiny_llama(vocab_size=258)).get_input_embeddings().weight.requires_grad
+
+    @pytest.mark.parametrize("name", FAMILIES)
+    def test_it_gets_more_layers_without_effect(self, tmp_path, name: str) -> None:
+        model_type, settings = FAMILIES[name]
+        kinds = {"layer_types": settings["layer_types"] * 2} if "layer_types" in settings else {}
+        config = AutoConfig.for_model(model_type, **settings | kinds | {"num_hidden_layers": 4})
+        target = AutoModelForCausalLM.from_config(config).eval()
+        student = make_student(target, layers=1)
+        with torch.no_grad():
+            for parameter in student.parameters():
+                parameter.mul_(1.01)  # as if trained
+        save_student(student, byte_tokenizer(), tmp_path, torch.float32)
+        deeper = load_student(str(tmp_path), target, layers=3)
+        assert deeper.config.num_hidden_layers == 3
+        torch.testing.assert_close(deeper.eval()(prompt(9)).logits, student.eval()(prompt(9)).logits)
+        deeper(prompt(9), labels=prompt(9)).loss.backward()
+        learning = [name for name, parameter in deeper.named_parameters() if ".2." in name and parameter.grad.any()]
+        assert len(learning) >= 2, "what the last layer writes has no gradient"
+
+    def test_layers_that_do_not_fit_are_refused(self, tmp_path) -> None:
+        target = tiny_llama(num_hidden_layers=3)
+        save_student(make_student(target, layers=2), byte_tokenizer(), tmp_path / "two", torch.float32)
+        save_student(make_student(target, layers=2, width=16), byte_tokenizer(), tmp_path / "narrow", torch.float32)
+        for folder, layers, message in (
+            ("two", 1, r"`layers` must be at least 2, which the assistant of `init_from` has, but got 1\."),
+            ("two", 4, r"`layers` must be between 1 and 3"),
+            ("narrow", 3, r"`layers` must be left out for an assistant that is not made of layers like the target's"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                load_student(str(tmp_path / folder), target, layers=layers)
+
+    def test_a_family_whose_new_layers_would_have_an_effect_is_refused(self, tmp_path, monkeypatch) -> None:
+        target = tiny_llama(num_hidden_layers=3)
+        save_student(make_student(target, layers=1), byte_tokenizer(), tmp_path, torch.float32)
+        monkeypatch.setattr(student_module, "OUTPUT_PROJECTIONS", {"another"})
+        with pytest.raises(ValueError, match=r"`layers` must be left out with `init_from` for a model of type 'llama'"):
+            load_student(str(tmp_path), target, layers=2)
 
     def test_another_vocabulary_is_refused(self, tmp_path) -> None:
         tiny_llama().save_pretrained(tmp_path)

@@ -17,7 +17,16 @@ from hf_ssd.distill.chat import OPENINGS, ChatFormat
 from hf_ssd.distill.row_sampling import MostRowsEnded, RowSampler
 from hf_ssd.distill.settings import SELF, DistillSettings
 from hf_ssd.distill.sources import digest, read_held_out, read_sources
-from hf_ssd.distill.writing import Text, Writer, num_written, repair, up_to_end, without_gaps, write_texts
+from hf_ssd.distill.writing import (
+    Text,
+    Writer,
+    by_like_length,
+    num_written,
+    repair,
+    up_to_end,
+    without_gaps,
+    write_texts,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -194,6 +203,20 @@ class TestWriter:
 
     def test_a_prompt_that_leaves_no_room_is_left_out(self, writer: Writer) -> None:
         assert len(writer.answer(["x" * 500, "what does a dog do?"], 0)) == 1
+
+
+def test_prompts_of_like_length_are_answered_together() -> None:
+    prompts = [str(i) + "x" * (i * 37 % 101) for i in range(500)]
+    ordered = by_like_length(prompts, 4)
+    assert sorted(ordered) == sorted(prompts)
+    lengths = [len(prompt) for prompt in ordered]
+    spans = [max(lengths[i : i + 4]) - min(lengths[i : i + 4]) for i in range(0, 448, 4)]
+    assert max(spans) < 10
+    # When time ends in the middle of them, short and long ones were answered.
+    assert min(lengths[:32]) < 20
+    assert max(lengths[:32]) > 80
+    # And the ones of a window stay there, so that a longer file goes on as the shorter one did.
+    assert by_like_length([*prompts[:448], *prompts[:9]], 4)[:448] == ordered[:448]
 
 
 def test_a_text_ends_with_its_first_end() -> None:
