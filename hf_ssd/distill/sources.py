@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from ..bench.prompts import Prompt
 from ..bench.suites import HUB_PREFIX, read_dataset, read_jsonl, sample_evenly
@@ -32,7 +31,8 @@ class Sources:
         return self.writes_own or bool(self.prompts)
 
 
-class HeldOut(NamedTuple):
+@dataclass(frozen=True)
+class HeldOut:
     """Prompts that an assistant does not learn from.
 
     Args:

@@ -17,17 +17,15 @@ from typing import Any, TypedDict
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 from transformers.cache_utils import DynamicCache, DynamicLayer
-from transformers.utils import logging
 
 from ..bench.settings import sampling_arguments
 from ..compat import CACHE_KEY
 from ..drafting.tree_cache import SlabCache
+from ..jsonl import whole_lines
 from .chat import OPENINGS, OPENINGS_ON_TEXT, ChatFormat
 from .row_sampling import MostRowsEnded, RowSampler
 from .settings import SELF, DistillSettings
 from .sources import digest
-
-logger = logging.get_logger(__name__)
 
 MAX_USER_TOKENS = 128
 MAX_QUESTION_TOKENS = 24  # of a user turn that has a text
@@ -239,7 +237,7 @@ def write_texts(
     Yields:
         Tokens written so far, over all runs.
     """
-    written = repair(path)
+    written: list[Text] = [json.loads(line) for line in whole_lines(path)]
     sources = {text["source"] for text in written}
     waiting = iter([prompt for prompt in prompts if digest(prompt) not in sources])
     batch, num_tokens, is_own_turn = len(written), num_written(written), False
@@ -289,20 +287,3 @@ def by_like_length(prompts: Sequence[str], batch_size: int) -> list[str]:
 def num_written(texts: Sequence[Text]) -> int:
     """Number of tokens after the prompts."""
     return sum(len(text["input_ids"]) - text["num_prompt_tokens"] for text in texts)
-
-
-def repair(path: Path) -> list[Text]:
-    """Drops a line that a killed run left unfinished.
-
-    Returns:
-        The texts.
-    """
-    if not path.is_file():
-        return []
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) != len(content):
-        logger.info(f"Dropping an unfinished line at the end of {path}.")
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
-    return [json.loads(line) for line in whole.splitlines()]

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..jsonl import whole_lines
+
 
 def key_of(**settings: Any) -> str:
     """A name for all that a result depends on."""
@@ -35,14 +37,11 @@ class RecordFile:
         self._file = None
         if path is None:
             return
-        if path.exists():
-            self._read(path)
+        self._read(path)
         self._file = path.open("a", encoding="utf-8")
 
     def _read(self, path: Path) -> None:
-        content = path.read_bytes()
-        whole, newline, torn = content.rpartition(b"\n")
-        for number, line in enumerate(whole.splitlines(), start=1):
+        for number, line in enumerate(whole_lines(path), start=1):
             try:
                 record = json.loads(line)
                 self._records[record["key"]] = record
@@ -51,8 +50,6 @@ class RecordFile:
                     f"`out` must hold records of an earlier run, but line {number} of {path} is none. Take another "
                     "folder, or delete the file."
                 ) from None
-        if torn:
-            os.truncate(path, len(whole) + len(newline))
 
     def __enter__(self) -> RecordFile:
         return self
