@@ -26,7 +26,7 @@ ASSISTANT_DATA = Path(__file__).parent / "data" / "smollm2-135m-assistant"
 
 # Raised whenever what is written below, or the layers that are shipped, change, so that an older cache is not taken for
 # the new one.
-TARGET_VERSION, ASSISTANT_VERSION = 1, 2
+TARGET_VERSION, ASSISTANT_VERSION = 1, 3
 MANIFEST = "manifest.json"
 ROOM = "400 MB"  # that the pair takes
 # What a folder may lack: room, permission.
