@@ -20,6 +20,7 @@ LAYERS = {
     "config": 1,
     "compat": 1,
     "decoders": 1,
+    "jsonl": 1,
     "noise": 1,
     "sampling": 1,
     "streaming": 1,
