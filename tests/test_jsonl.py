@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_ssd.evaluation.records import RecordFile
 from hf_ssd.jsonl import whole_lines
 
 
@@ -19,10 +20,18 @@ from hf_ssd.jsonl import whole_lines
 def test_a_line_that_was_not_finished_is_cut_off(tmp_path: Path, content: bytes, lines: list, left: bytes) -> None:
     path = tmp_path / "records.jsonl"
     path.write_bytes(content)
-    assert whole_lines(path) == lines
+    assert list(whole_lines(path)) == lines
     assert path.read_bytes() == left
 
 
 def test_without_a_file_there_are_no_lines(tmp_path: Path) -> None:
-    assert whole_lines(tmp_path / "none.jsonl") == []
+    assert list(whole_lines(tmp_path / "none.jsonl")) == []
     assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_a_file_that_is_refused_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(b"not a record\nnor is this")
+    with pytest.raises(ValueError, match="must hold records of an earlier run, but line 1"):
+        RecordFile(path)
+    assert path.read_bytes() == b"not a record\nnor is this"

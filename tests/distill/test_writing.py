@@ -17,14 +17,7 @@ from hf_ssd.distill.chat import OPENINGS, ChatFormat
 from hf_ssd.distill.row_sampling import MostRowsEnded, RowSampler
 from hf_ssd.distill.settings import SELF, DistillSettings
 from hf_ssd.distill.sources import digest, read_held_out, read_sources
-from hf_ssd.distill.writing import (
-    Text,
-    Writer,
-    by_like_length,
-    up_to_end,
-    without_gaps,
-    write_texts,
-)
+from hf_ssd.distill.writing import Text, Writer, by_like_length, num_written, up_to_end, without_gaps, write_texts
 
 
 @pytest.fixture(autouse=True)
@@ -257,9 +250,11 @@ class TestFile:
         self.write(writer, path, 1)
         whole = path.read_bytes()
         path.write_bytes(whole + b'{"source": "self", "num_pro')
-        self.write(writer, path, 1)
+        assert self.write(writer, path, 0) == []
+        assert path.read_bytes() == whole
+        texts = [json.loads(line) for line in whole.splitlines()]
+        assert self.write(writer, path, 1)[-1] > num_written(texts) > 0
         assert path.read_bytes().startswith(whole)
-        assert all(json.loads(line)["input_ids"] for line in path.read_bytes().splitlines())
 
     def test_some_conversations_are_about_what_was_written_last(
         self, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
